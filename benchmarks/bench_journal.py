@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.journal.journal_file import SUFFIX
+from atroposlib.envs.journal.journal_opening import pack_groups
 from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.testing.serving import serve_in_thread
@@ -110,8 +111,8 @@ async def cpu_of_group(env: LongAnswers, number: int, with_journal: bool) -> flo
     accepted = filter_group(group, FilterRules(GROUP, ensure_scores_are_not_same=False))
     assert isinstance(accepted, AcceptedGroup), accepted
     if with_journal:
-        await runtime.journal.before_post(lambda: [accepted.packed(0)])
-    accepted.packed(0)
+        await runtime.journal.before_post(lambda: pack_groups([accepted], 0))
+    pack_groups([accepted], 0)
     if with_journal:
         assert runtime.journal.file is not None
         runtime.journal.end(name)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-from atroposlib.envs.function_env.data import DATA_OPTION, HUB
+from atroposlib.envs.function_env.data import DATA_OPTION, HUB, Cursor
 from atroposlib.envs.journal.journal_records import DataPlace
-from atroposlib.envs.journal.sample_journal import LeftWork
+from atroposlib.envs.journal.journalled_rollout import LeftWork
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.utils.datasets import PATH_OPTION
 
-if TYPE_CHECKING:
-    from atroposlib.envs.function_env.env import FunctionEnv
+
+class _HasCursor(Protocol):
+    @property
+    def cursor(self) -> Cursor: ...
 
 
 class FunctionRuntime(EnvRuntime):
@@ -24,7 +26,7 @@ class FunctionRuntime(EnvRuntime):
         return place
 
     def go_on_from(self, left: LeftWork) -> DataPlace | None:
-        cursor = cast("FunctionEnv", self.env).cursor
+        cursor = cast(_HasCursor, self.env).cursor
         if left.place is not None:
             place = left.place
             cursor.seek_later({"place": place.next_place, "open": place.open_places})

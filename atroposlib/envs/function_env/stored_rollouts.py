@@ -15,13 +15,13 @@ from atroposlib.generation.sessions.sequences import Node
 class RolloutForm:
     """A rollout as MessagePack: rows of each endpoint with their sampling, reward and facts."""
 
-    def encoded(self, value: Rollout, nodes: Sequence[Node]) -> bytes | None:
+    def pack_sample(self, value: Rollout, nodes: Sequence[Node]) -> bytes | None:
         score = value.reward.score
         if score is None or score_problem({"scores": score}) is not None:
             return None
         return encode_value(value)
 
-    def decoded(self, data: bytes) -> Rollout:
+    def unpack_sample(self, data: bytes) -> Rollout:
         return msgspec.msgpack.decode(data, type=Rollout)
 
     def versions(self, value: Rollout) -> Iterable[int]:

@@ -1,11 +1,11 @@
 """File of a journal: locked by its process, written and synchronised by a thread of its own.
 
-    write(record) --> queue --> thread: write at once, fsync every half second or when awaited
+    write(record) --> queue --> thread: written within 20 ms, fsync within half a second or awaited
                                    '--> rewritten when most of it has ended, or beyond its bound
 
-The bytes are handed to the system at once, so a kill of the process loses nothing that was
-written; the synchronisation is for the machine. Only the thread touches the file. An error of the
-file system closes the journal and is logged: the run continues without.
+What the system has survives a kill of the process; the synchronisation is for the machine. Only the
+thread touches the file. An error of the file system closes the journal and is logged: the run
+continues without.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from atroposlib.envs.journal.journal_records import (
     Record,
     RolloutRepeated,
     encode_frame,
-    read_frames,
+    whole_records,
 )
-from atroposlib.envs.journal.journal_state import JournalState, state_of
+from atroposlib.envs.journal.journal_state import JournalState, state_after
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".journal"
 PARTIAL = ".partial"  # added to the name of a file that is being written
+GATHER_S = 0.02  # records of this time are written together
 SYNC_S = 0.5  # longest time until a record is synchronised
 REWRITE_BYTES = 64 * 2**20  # smaller files are not rewritten
 CLOSE_TIMEOUT_S = 30.0
@@ -68,6 +69,7 @@ class JournalFile:
     synchronised: int = 0  # records on the disk, of those that were written
     _queue: deque[_Pending] = field(default_factory=deque)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _is_urgent: threading.Event = field(default_factory=threading.Event)
     _closing: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +106,7 @@ class JournalFile:
         """An event that is set when all earlier records are on the disk, or the journal failed."""
         event = threading.Event()
         self._queue.append(_Pending(None, synchronised=event))
+        self._is_urgent.set()
         self._wake.set()
         if self.failure is not None:
             event.set()
@@ -112,6 +115,7 @@ class JournalFile:
     def close(self, *, delete: bool = False) -> None:
         """Write what is left and end the thread; delete the file if nothing in it is needed."""
         self._closing = True
+        self._is_urgent.set()
         self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if delete:
@@ -125,6 +129,9 @@ class JournalFile:
             while not (self._closing and not self._queue):
                 self._wake.wait(self._pause_s())
                 self._wake.clear()
+                if not self._is_urgent.is_set():
+                    self._is_urgent.wait(GATHER_S)
+                self._is_urgent.clear()
                 self._write_queued()
                 if self._closing or self._waiting or self._pause_s() == 0.0:
                     self._synchronise()
@@ -181,7 +188,7 @@ class JournalFile:
             event.set()
 
     def _live_bytes(self) -> int:
-        return sum(frame.size for frame in self._state.kept())
+        return sum(frame.size for frame in self._state.kept_records())
 
     def _has_grown(self) -> bool:
         return self._size > min(REWRITE_BYTES, self.limit_bytes)
@@ -207,9 +214,9 @@ class JournalFile:
             self._state, self._size = JournalState(), 0
             for record in old_state.head():
                 self._append(record, encode_frame(record))
-            for frame in old_state.kept():
+            for frame in old_state.kept_records():
                 data = os.pread(old, frame.size, frame.offset)
-                for record, _ in read_frames(data):
+                for record, _ in whole_records(data):
                     self._append(record, data)
             os.fsync(self._descriptor)
             self._publish(partial)
@@ -255,12 +262,12 @@ class FreeJournals:
 def take_free_journals(folder: Path, name: str) -> FreeJournals:
     """The journals of the environment ``name`` in ``folder`` that no process holds."""
     form = re.compile(rf"{re.escape(name)}-[0-9a-f]+{re.escape(SUFFIX)}")
-    files = [*_locked(path for path in folder.iterdir() if form.fullmatch(path.name))]
+    files = [*_lock_each(path for path in folder.iterdir() if form.fullmatch(path.name))]
     files.sort(key=lambda file: os.fstat(file[1]).st_mtime, reverse=True)
-    return FreeJournals([state_of(_records(*file)) for file in files], files)
+    return FreeJournals([state_after(_records(*file)) for file in files], files)
 
 
-def _locked(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+def _lock_each(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     for path in paths:
         try:
             descriptor = os.open(path, os.O_RDWR)
@@ -280,7 +287,7 @@ def _locked(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
 
 def _records(path: Path, descriptor: int) -> Iterator[Record]:
     data, end = path.read_bytes(), 0
-    for record, end in read_frames(data):
+    for record, end in whole_records(data):
         yield record
     if end < len(data):
         left = len(data) - end

@@ -36,7 +36,7 @@ class RolloutBegun(msgspec.Struct, frozen=True, tag="begun"):
 
     rollout: str
     task: str  # digest of the task: samples of a changed task are not used
-    place: int | None = None  # in the data, where the environment counts its items
+    place: int | None = None  # if the environment counts its items
     item: bytes | None = None  # see ``encode_item``; None: the environment gives it again
 
 
@@ -45,8 +45,8 @@ class SampleFinished(msgspec.Struct, frozen=True, tag="sample"):
 
     rollout: str
     payload: bytes
-    oldest_version: int | None = None  # of its sampled tokens
-    tokens: int = 0  # that servers returned for it
+    oldest_version: int | None = None  # None: the servers name no versions
+    tokens: int = 0  # returned by servers for this sample
     incarnation: int | None = None  # life of the trainer when its rollout began
 
 
@@ -88,7 +88,7 @@ def encode_frame(record: Record) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def read_frames(data: bytes) -> Iterator[tuple[Record, int]]:
+def whole_records(data: bytes) -> Iterator[tuple[Record, int]]:
     """The records of ``data`` with the end of each, up to the first frame that is not whole."""
     at = 0
     while at + _HEAD.size <= len(data):
@@ -100,7 +100,7 @@ def read_frames(data: bytes) -> Iterator[tuple[Record, int]]:
             return
         try:
             record = _DECODER.decode(body)
-        except msgspec.MsgspecError:  # of a newer release
+        except msgspec.MsgspecError:  # a record of a newer release
             return
         yield record, end
         at = end
@@ -118,29 +118,29 @@ def encode_item(item: Any) -> bytes | None:
     Items of the original are often tuples and frozensets, which are kept apart from lists.
     """
     try:
-        return _ENCODER.encode(_stored(item))
+        return _ENCODER.encode(_storable(item))
     except (TypeError, OverflowError, RecursionError):
         return None
 
 
 def decode_item(data: bytes) -> Any:
     """The item of :func:`encode_item`."""
-    return msgspec.msgpack.decode(data, ext_hook=_restored)
+    return msgspec.msgpack.decode(data, ext_hook=_extension_value)
 
 
-def _stored(value: Any) -> Any:
+def _storable(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if type(value) is dict:
-        return {_key(key): _stored(entry) for key, entry in value.items()}
+        return {_key(key): _storable(entry) for key, entry in value.items()}
     if type(value) is list:
-        return [_stored(entry) for entry in value]
+        return [_storable(entry) for entry in value]
     if type(value) is tuple:
         return msgspec.msgpack.Ext(
-            _TUPLE, _ENCODER.encode([_stored(entry) for entry in value])
+            _TUPLE, _ENCODER.encode([_storable(entry) for entry in value])
         )
     if type(value) is frozenset:
-        entries = [_stored(entry) for entry in sorted(value, key=repr)]
+        entries = [_storable(entry) for entry in sorted(value, key=repr)]
         return msgspec.msgpack.Ext(_FROZENSET, _ENCODER.encode(entries))
     raise TypeError(f"{type(value).__name__} has no stored form")
 
@@ -151,6 +151,6 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _restored(code: int, data: memoryview) -> Any:
-    entries = cast(list[Any], msgspec.msgpack.decode(data, ext_hook=_restored))
+def _extension_value(code: int, data: memoryview) -> Any:
+    entries = cast(list[Any], msgspec.msgpack.decode(data, ext_hook=_extension_value))
     return frozenset(entries) if code == _FROZENSET else tuple(entries)

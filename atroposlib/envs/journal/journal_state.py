@@ -66,7 +66,7 @@ class Places:
 
 @dataclass
 class JournalState(Generic[Kept]):
-    """What the records of a journal leave to do."""
+    """Work that the records of a journal leave."""
 
     run_id: str | None = None
     places: Places | None = None  # None: the environment does not count its items
@@ -93,6 +93,9 @@ class JournalState(Generic[Kept]):
         record: RolloutBegun | SampleFinished | GroupsFinished | RolloutRepeated,
         kept: Kept,
     ) -> None:
+        if isinstance(record, RolloutRepeated):
+            self._repeat(record.rollout)
+            return
         entry = self.open.setdefault(record.rollout, OpenEntry())
         if isinstance(record, RolloutBegun):
             entry.begun = [kept]
@@ -101,10 +104,16 @@ class JournalState(Generic[Kept]):
                 self.places.begin(record.rollout, record.place)
         elif isinstance(record, SampleFinished):
             entry.samples.append(kept)
-        elif isinstance(record, GroupsFinished):
-            entry.groups = [kept]
         else:
-            entry.samples, entry.groups = [], []
+            entry.groups = [kept]
+
+    def _repeat(self, rollout: str) -> None:
+        entry = self.open.get(rollout)
+        if entry is None:
+            return
+        entry.samples, entry.groups = [], []
+        if not entry.begun:
+            del self.open[rollout]
 
     def head(self) -> Iterator[Record]:
         """Run and position: the first records of a file with this state."""
@@ -113,13 +122,13 @@ class JournalState(Generic[Kept]):
         if self.places is not None:
             yield self.places.record()
 
-    def kept(self) -> Iterator[Kept]:
+    def kept_records(self) -> Iterator[Kept]:
         """Everything that is kept of open rollouts, oldest rollout first."""
         for entry in self.open.values():
             yield from entry.records
 
 
-def state_of(records: Iterable[Record]) -> JournalState[Record]:
+def state_after(records: Iterable[Record]) -> JournalState[Record]:
     """The state after ``records``, with the records themselves."""
     state: JournalState[Record] = JournalState()
     for record in records:
@@ -127,7 +136,9 @@ def state_of(records: Iterable[Record]) -> JournalState[Record]:
     return state
 
 
-def merged(states: Iterable[JournalState[Record]], run_id: str) -> JournalState[Record]:
+def merge_journals(
+    states: Iterable[JournalState[Record]], run_id: str
+) -> JournalState[Record]:
     """The state of journals of one environment in ``run_id``; journals of other runs are left out.
 
     A process that was killed while it took over a journal leaves two with the same rollouts, of

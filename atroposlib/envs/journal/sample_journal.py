@@ -16,7 +16,6 @@ import re
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,8 +37,15 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_item,
 )
-from atroposlib.envs.journal.journal_state import JournalState, merged
-from atroposlib.envs.journal.stored_samples import SampleForm, oldest_version
+from atroposlib.envs.journal.journal_state import JournalState, merge_journals
+from atroposlib.envs.journal.journalled_rollout import (
+    JournalledRollout,
+    LeftRollout,
+    LeftWork,
+    enter_rollout,
+    rollout_here,
+)
+from atroposlib.envs.journal.stored_samples import SampleForm, oldest_sampled_version
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
 from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
@@ -50,59 +56,6 @@ logger = logging.getLogger(__name__)
 FOLDER = "env_journal"
 SYNC_TIMEOUT_S = 30.0  # longest wait of a post for the disk
 Value = TypeVar("Value")
-
-
-@dataclass
-class JournalledRollout:
-    """A rollout under way, with the samples that an earlier life left for it."""
-
-    name: str
-    left: deque[SampleFinished] = field(default_factory=deque)
-    incarnation: int | None = None  # of the trainer: the oldest of its samples
-    samples: int = 0  # kept in the journal
-    has_groups: bool = False  # in the journal
-    begun_at: int = 0  # number of the record of its beginning
-    _keys: int = 0
-
-    def next_key(self) -> str:
-        """A key of a group, the same in each life."""
-        self._keys += 1
-        return f"{self.name}-{self._keys - 1}"
-
-    def repeat(self) -> None:
-        """Forget the samples of an attempt that failed."""
-        self.left.clear()
-        self.samples = 0
-
-    def note_incarnation(self, incarnation: int | None) -> None:
-        """Follow the life of the trainer under which a sample began."""
-        known = [number for number in (self.incarnation, incarnation) if number is not None]
-        self.incarnation = min(known, default=None)
-
-
-_ROLLOUT: ContextVar[JournalledRollout | None] = ContextVar("journalled_rollout", default=None)
-
-
-def rollout_here() -> JournalledRollout | None:
-    """The rollout of this task; None without a journal."""
-    return _ROLLOUT.get()
-
-
-@dataclass(frozen=True)
-class _LeftRollout:
-    name: str
-    task: str  # digest
-    samples: Sequence[SampleFinished]
-
-
-@dataclass
-class LeftWork:
-    """What earlier lives of an environment left."""
-
-    place: DataPlace | None = None
-    items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
-    groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
-    samples: int = 0
 
 
 @dataclass
@@ -124,7 +77,7 @@ class SampleJournal:
     file: JournalFile | None = None
     _open: dict[str, JournalledRollout] = field(default_factory=dict)
     # Rollouts of earlier lives, by place or digest of the task, until their item comes again.
-    _left: dict[int | str, deque[_LeftRollout]] = field(default_factory=dict)
+    _left: dict[int | str, deque[LeftRollout]] = field(default_factory=dict)
     # Digests of items that were requeued from the journal: the next such item is a repetition.
     _requeued: Counter[str] = field(default_factory=Counter)
     _is_warned: bool = False
@@ -143,9 +96,9 @@ class SampleJournal:
             other = [state for state in free.states if state.run_id != run_id]
             for entry in (entry for state in other for entry in state.open.values()):
                 self.counts["dropped_run_ended"] += len(entry.samples)
-            state = merged(free.states, run_id)
+            state = merge_journals(free.states, run_id)
             file = JournalFile(folder / f"{name}-{uuid.uuid4().hex[:12]}{SUFFIX}", limit_bytes)
-            file.open([*state.head(), *state.kept()])
+            file.open([*state.head(), *state.kept_records()])
             free.delete()
         finally:
             free.release()
@@ -168,7 +121,7 @@ class SampleJournal:
                 left.samples += len(samples)
                 key = begun.task if begun.place is None else begun.place
                 rollouts = self._left.setdefault(key, deque())
-                rollouts.append(_LeftRollout(name, begun.task, samples))
+                rollouts.append(LeftRollout(name, begun.task, samples))
                 if begun.place is None and begun.item is not None:
                     self._requeued[begun.task] += 1
                     left.items.append((name, decode_item(begun.item)))
@@ -256,7 +209,7 @@ class SampleJournal:
         rollout = self._open.get(name)
         if rollout is not None:
             rollout.note_incarnation(incarnation)
-        _ROLLOUT.set(rollout)
+        enter_rollout(rollout)
 
     def repeat(self, name: str) -> None:
         """Record that the item is rolled out again from the beginning."""
@@ -279,8 +232,8 @@ class SampleJournal:
     def _drop(self, samples: Sequence[SampleFinished], reason: str) -> None:
         self.counts[f"dropped_{reason}"] += len(samples)
         for sample in samples:
-            self.account.take_over(*_counted(sample))
-            self.account.settle(drop_state(f"journal_{reason}"), *_counted(sample))
+            self.account.take_over(*_account_entry(sample))
+            self.account.settle(drop_state(f"journal_{reason}"), *_account_entry(sample))
 
     def _end(self, name: str) -> None:
         if self.file is not None:
@@ -292,7 +245,7 @@ class SampleJournal:
         self, draw: Callable[[], Awaitable[Value]], form: SampleForm[Value]
     ) -> Value:
         """A sample that an earlier life left for this rollout, else a new one, which is kept."""
-        rollout = _ROLLOUT.get()
+        rollout = rollout_here()
         if rollout is None or self.file is None:
             return await draw()
         while rollout.left:
@@ -302,20 +255,20 @@ class SampleJournal:
                 continue
             rollout.note_incarnation(sample.incarnation)
             self.counts["used_samples"] += 1
-            self.account.take_over(*_counted(sample))
+            self.account.take_over(*_account_entry(sample))
             if (tally := open_tally()) is not None:
-                tally.add(sample.tokens, _counted(sample)[0])
-            return form.decoded(sample.payload)
+                tally.add(sample.tokens, _account_entry(sample)[0])
+            return form.unpack_sample(sample.payload)
         incarnation = rollout.incarnation
         with recorded_nodes() as nodes:
             value = await draw()
         try:
-            payload = form.encoded(value, nodes)
+            payload = form.pack_sample(value, nodes)
         except (TypeError, ValueError, OverflowError) as error:
             self._warn(error)
             return value
         if payload is not None and self.file is not None:
-            version = oldest_version(form.versions(value))
+            version = oldest_sampled_version(form.versions(value))
             tally = open_tally()
             tokens = tally.tokens if tally is not None else 0
             sample = SampleFinished(rollout.name, payload, version, tokens, incarnation)
@@ -328,7 +281,7 @@ class SampleJournal:
 
         ``groups`` gives the groups in the form of the wire; they are kept unless its samples are.
         """
-        rollout = _ROLLOUT.get()
+        rollout = rollout_here()
         if rollout is None or self.file is None:
             return
         if not rollout.samples:
@@ -346,7 +299,7 @@ class SampleJournal:
             logger.warning("%s: samples are not kept in the journal: %s", self.label, error)
 
 
-def _counted(sample: SampleFinished) -> tuple[int, int, int]:
+def _account_entry(sample: SampleFinished) -> tuple[int, int, int]:
     """Version, tokens and number of a sample, as an account counts."""
     version = sample.oldest_version
     return UNKNOWN_VERSION if version is None else version, sample.tokens, 1

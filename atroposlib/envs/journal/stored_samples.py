@@ -17,20 +17,20 @@ from atroposlib.generation.sessions.recording import record_nodes
 from atroposlib.generation.sessions.sequences import Node, SequenceNode
 
 Value = TypeVar("Value")
-Drawn = tuple[ScoredDataItem | None, list[Any]]  # of collect_trajectory
+Drawn = tuple[ScoredDataItem | None, list[Any]]  # the value of collect_trajectory
 
 
 class SampleForm(Protocol[Value]):
     """How samples of an environment are stored."""
 
-    def encoded(self, value: Value, nodes: Sequence[Node]) -> bytes | None:
+    def pack_sample(self, value: Value, nodes: Sequence[Node]) -> bytes | None:
         """The bytes of a finished sample; None if it has no score, so that it is drawn again.
 
         Raises TypeError: a value in it has no stored form.
         """
 
-    def decoded(self, data: bytes) -> Value:
-        """The sample of ``encoded``."""
+    def unpack_sample(self, data: bytes) -> Value:
+        """The sample of ``pack_sample``."""
 
     def versions(self, value: Value) -> Iterable[int]:
         """Policy versions of the tokens; negative where a token was not sampled."""
@@ -49,9 +49,9 @@ def _plain_or_refused(value: Any) -> Any:
 
 
 class RowForm:
-    """What ``collect_trajectory`` returns."""
+    """Rows of ``collect_trajectory``."""
 
-    def encoded(self, value: Drawn, nodes: Sequence[Node]) -> bytes | None:
+    def pack_sample(self, value: Drawn, nodes: Sequence[Node]) -> bytes | None:
         row, backlog = value
         if row is None or row.get("scores") is None or score_problem(row) is not None:
             return None
@@ -62,7 +62,7 @@ class RowForm:
         copied_from = [] if row.get("sampling") else [_node_fields(node) for node in nodes]
         return encode_value({"row": row, "backlog": items, "nodes": copied_from})
 
-    def decoded(self, data: bytes) -> Drawn:
+    def unpack_sample(self, data: bytes) -> Drawn:
         stored = msgspec.msgpack.decode(data)
         record_nodes([SequenceNode(**fields) for fields in stored["nodes"]])
         items = [decode_item(item) for item in stored["backlog"]]
@@ -74,7 +74,7 @@ class RowForm:
         return () if versions is None else versions
 
 
-def oldest_version(versions: Iterable[int]) -> int | None:
+def oldest_sampled_version(versions: Iterable[int]) -> int | None:
     """The oldest version of sampled tokens; None if none is known."""
     return min((int(version) for version in set(versions) if version >= 0), default=None)
 

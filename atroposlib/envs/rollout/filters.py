@@ -98,21 +98,6 @@ class AcceptedGroup:
         group_id = self.group.get("group_id") or key
         return replace(self.columns, env_id=env_id, idempotency_key=key, group_id=group_id)
 
-    def packed(self, env_id: int) -> bytes:
-        """The group as it is sent, in the binary form of the wire."""
-        from atroposlib.wire.binary import pack_columns  # numpy loads where it is used
-
-        return pack_columns(self.as_sent(env_id), compress=False)
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> AcceptedGroup:
-        """The group of :meth:`packed`, without the fields that only the environment uses."""
-        from atroposlib.wire.binary import unpack_columns
-
-        columns = unpack_columns(data)
-        names = {"idempotency_key": columns.idempotency_key, "group_id": columns.group_id}
-        return cls(cast(ScoredDataGroup, names), columns)
-
 
 def filter_group(
     group: ScoredDataGroup, rules: FilterRules, nodes: Sequence[Node] = ()

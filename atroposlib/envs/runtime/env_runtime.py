@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atroposlib.certificate.seals import TASK
+from atroposlib.envs.journal.journal_opening import pack_groups
 from atroposlib.envs.journal.journal_records import DataPlace
-from atroposlib.envs.journal.sample_journal import LeftWork, SampleJournal, rollout_here
+from atroposlib.envs.journal.journalled_rollout import LeftWork, rollout_here
+from atroposlib.envs.journal.sample_journal import SampleJournal
 from atroposlib.envs.rollout.filters import (
     NOT_A_GROUP,
     AcceptedGroup,
@@ -92,15 +94,15 @@ class EnvRuntime:
             self.group_file = GroupFile(wanted)
         # Looked up late: an environment may replace its servers.
         self.account = TokenAccount(lambda server: server in self.server.servers)
+        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of, self.account)
         self.pool = WorkerPool(
             self,
             self._deliver,
             account=self.account,
+            record=self.journal,
             on_end=self._record_outcome,
             handle=lambda uuid: env.handle_env(uuid),  # looked up late
         )
-        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of, self.account)
-        self.pool.record = self.journal
         self.periodic_evaluation = PeriodicEvaluation(
             lambda: env.evaluate(),  # looked up late: it may be replaced on the instance
             self.joined_run,
@@ -301,7 +303,7 @@ class EnvRuntime:
             await self._record_group(accepted, item)
         if sender is not None and kept:
             number = self.joined_run.registration.env_id
-            await self.journal.before_post(lambda: [one.packed(number) for one in kept])
+            await self.journal.before_post(lambda: pack_groups(kept, number))
             kept = await sender.send(kept, item, run_id)
         self.group_stats.add_kept(len(kept))
         return [accepted.group for accepted in kept]

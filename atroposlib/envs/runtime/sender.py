@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.journal.sample_journal import rollout_here
+from atroposlib.envs.journal.journalled_rollout import rollout_here
 from atroposlib.envs.rollout.causes import Repeats, comparable_text
 from atroposlib.envs.rollout.filters import (
     AcceptedGroup,

@@ -21,11 +21,15 @@ from collections.abc import Sequence
 from enum import Enum
 
 from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.journal.journal_opening import (
+    journal_folder,
+    open_journal,
+    unpack_groups,
+)
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import RolloutTask, repeat
 from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, name_of
-from atroposlib.envs.runtime.journalling import open_journal
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
@@ -164,7 +168,26 @@ class Serve:
         await self.runtime.env.setup_wandb()
         if self._run.step > 0:
             self.runtime.env.load_checkpoint()
-        await self.shutdown.or_shutdown(open_journal(self.runtime))
+        await self.shutdown.or_shutdown(self._go_on_from_journal())
+
+    async def _go_on_from_journal(self) -> None:
+        """Open the journal, post the groups that earlier lives left, then take the other items.
+
+        In this order: an item whose groups cannot be posted is still under way.
+        """
+        runtime, run = self.runtime, self._run
+        folder = journal_folder(run.checkpoint_dir, runtime.config)
+        if folder is None:
+            return
+        journal, run_id = runtime.journal, run.registration.run_id
+        left = await open_journal(journal, folder, run_id, runtime.config.journal_gb)
+        for name, packed in left.groups:
+            if self.sender is not None:
+                await self.sender.send(unpack_groups(packed), None, run_id)
+                journal.end_left(name)
+        place = runtime.go_on_from(left)
+        if place is not None:
+            journal.note_place(place.next_place, place.open_places)
 
     async def register(self) -> None:
         """Join the run of the trainer, and send groups to it."""

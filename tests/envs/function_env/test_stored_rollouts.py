@@ -5,7 +5,7 @@ from __future__ import annotations
 from atroposlib.envs.function_env.recorder import Rollout, Seat, groups_of
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
-from atroposlib.envs.journal.stored_samples import oldest_version
+from atroposlib.envs.journal.stored_samples import oldest_sampled_version
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.wire.routing import experts_entry
 from tests.envs.journal.test_stored_samples import NODE
@@ -31,15 +31,15 @@ def rollout(score=1.0):
 
 
 def test_the_groups_of_a_stored_rollout_are_those_of_the_rollout():
-    stored = FORM.decoded(FORM.encoded(rollout(), []))
+    stored = FORM.unpack_sample(FORM.pack_sample(rollout(), []))
     assert stored == rollout()
     assert groups_of([stored], "item") == groups_of([rollout()], "item")
 
 
 def test_a_rollout_without_a_score_is_not_finished():
-    assert FORM.encoded(rollout(None), []) is None
-    assert FORM.encoded(rollout(float("inf")), []) is None
+    assert FORM.pack_sample(rollout(None), []) is None
+    assert FORM.pack_sample(rollout(float("inf")), []) is None
 
 
 def test_the_oldest_version_is_that_of_any_endpoint():
-    assert oldest_version(FORM.versions(rollout())) == 2
+    assert oldest_sampled_version(FORM.versions(rollout())) == 2

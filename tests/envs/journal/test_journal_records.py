@@ -19,7 +19,7 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_frame,
     encode_item,
-    read_frames,
+    whole_records,
 )
 from tests.examples import examples
 
@@ -36,15 +36,15 @@ WHOLE = b"".join(map(encode_frame, RECORDS))
 
 
 def test_records_are_read_as_they_were_written():
-    assert [record for record, _ in read_frames(WHOLE)] == RECORDS
-    assert [end for _, end in read_frames(WHOLE)][-1] == len(WHOLE)
+    assert [record for record, _ in whole_records(WHOLE)] == RECORDS
+    assert [end for _, end in whole_records(WHOLE)][-1] == len(WHOLE)
 
 
 def test_a_file_that_ends_anywhere_has_the_whole_frames_before_its_end():
-    ends = [0, *(end for _, end in read_frames(WHOLE))]
+    ends = [0, *(end for _, end in whole_records(WHOLE))]
     for length in range(len(WHOLE)):
         count = sum(end <= length for end in ends) - 1
-        assert [record for record, _ in read_frames(WHOLE[:length])] == RECORDS[:count]
+        assert [record for record, _ in whole_records(WHOLE[:length])] == RECORDS[:count]
 
 
 @examples(200)
@@ -52,17 +52,17 @@ def test_a_file_that_ends_anywhere_has_the_whole_frames_before_its_end():
 def test_a_changed_byte_ends_the_reading_before_its_frame(at, change):
     damaged = bytearray(WHOLE)
     damaged[at] ^= change
-    ends = [end for _, end in read_frames(WHOLE)]
+    ends = [end for _, end in whole_records(WHOLE)]
     count = sum(end <= at for end in ends)
-    assert [record for record, _ in read_frames(bytes(damaged))] == RECORDS[:count]
+    assert [record for record, _ in whole_records(bytes(damaged))] == RECORDS[:count]
 
 
 def test_a_record_of_a_newer_release_ends_the_reading():
     body = msgspec.msgpack.encode({"type": "newer"})
     frame = struct.pack("<II", len(body), zlib.crc32(body)) + body
-    assert [record for record, _ in read_frames(encode_frame(RECORDS[0]) + frame)] == RECORDS[
-        :1
-    ]
+    assert [
+        record for record, _ in whole_records(encode_frame(RECORDS[0]) + frame)
+    ] == RECORDS[:1]
 
 
 scalars = (

@@ -13,7 +13,7 @@ from atroposlib.envs.journal.journal_records import (
     RunStarted,
     SampleFinished,
 )
-from atroposlib.envs.journal.journal_state import merged, state_of
+from atroposlib.envs.journal.journal_state import merge_journals, state_after
 from tests.examples import examples
 
 
@@ -22,7 +22,7 @@ def begun(name, place=None):
 
 
 def test_an_ended_rollout_leaves_nothing_and_its_place_is_closed():
-    state = state_of(
+    state = state_after(
         [
             RunStarted("r"),
             begun("a", 0),
@@ -36,12 +36,12 @@ def test_an_ended_rollout_leaves_nothing_and_its_place_is_closed():
 
 
 def test_a_rollout_that_began_before_a_recorded_position_closes_its_place():
-    state = state_of([begun("a", 3), DataPlace(5, [3, 4]), RolloutEnded("a")])
+    state = state_after([begun("a", 3), DataPlace(5, [3, 4]), RolloutEnded("a")])
     assert state.places.record() == DataPlace(5, [4])
 
 
 def test_samples_of_a_repeated_rollout_are_not_used():
-    state = state_of(
+    state = state_after(
         [
             begun("a"),
             SampleFinished("a", b"1"),
@@ -53,7 +53,7 @@ def test_samples_of_a_repeated_rollout_are_not_used():
 
 
 def test_another_run_leaves_no_rollout_and_keeps_the_position():
-    state = state_of(
+    state = state_after(
         [RunStarted("r"), begun("a", 4), RunStarted("s"), begun("b", 4), RolloutEnded("b")]
     )
     assert state.run_id == "s"
@@ -62,16 +62,16 @@ def test_another_run_leaves_no_rollout_and_keeps_the_position():
 
 
 def test_the_same_run_again_keeps_everything():
-    assert list(state_of([RunStarted("r"), begun("a"), RunStarted("r")]).open) == ["a"]
+    assert list(state_after([RunStarted("r"), begun("a"), RunStarted("r")]).open) == ["a"]
 
 
 def test_journals_of_a_run_are_merged_and_the_newest_has_the_word():
-    new = state_of(
+    new = state_after(
         [RunStarted("r"), DataPlace(9, [2]), begun("a"), SampleFinished("a", b"new")]
     )
-    old = state_of([RunStarted("r"), DataPlace(5, [2, 4]), begun("a"), begun("b")])
-    other = state_of([RunStarted("other"), DataPlace(99, []), begun("c")])
-    both = merged([new, old, other], "r")
+    old = state_after([RunStarted("r"), DataPlace(5, [2, 4]), begun("a"), begun("b")])
+    other = state_after([RunStarted("other"), DataPlace(99, []), begun("c")])
+    both = merge_journals([new, old, other], "r")
     assert list(both.open) == ["a", "b"]
     assert [sample.payload for sample in both.open["a"].samples] == [b"new"]
     assert both.places.record() == DataPlace(9, [2])
@@ -92,9 +92,9 @@ records = st.lists(
 @examples(300)
 @given(records, records)
 def test_a_copy_of_what_is_kept_has_the_same_state_and_goes_on_as_the_original(first, then):
-    state = state_of(first)
-    copy = [*state.head(), *state.kept()]
-    whole, rewritten = state_of([*first, *then]), state_of([*copy, *then])
+    state = state_after(first)
+    copy = [*state.head(), *state.kept_records()]
+    whole, rewritten = state_after([*first, *then]), state_after([*copy, *then])
     assert {n: e.records for n, e in whole.open.items()} == {
         n: e.records for n, e in rewritten.open.items()
     }

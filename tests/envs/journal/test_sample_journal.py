@@ -14,10 +14,10 @@ MB = 2**20
 class NumberForm:
     """Samples that are (number, version); negative numbers have no score."""
 
-    def encoded(self, value, nodes):
+    def pack_sample(self, value, nodes):
         return None if value[0] < 0 else b"%d %d" % value
 
-    def decoded(self, data):
+    def unpack_sample(self, data):
         return tuple(map(int, data.split()))
 
     def versions(self, value):

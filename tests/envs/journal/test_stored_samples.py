@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atroposlib.envs.journal.stored_samples import RowForm, encode_value, oldest_version
+from atroposlib.envs.journal.stored_samples import (
+    RowForm,
+    encode_value,
+    oldest_sampled_version,
+)
 from atroposlib.envs.rollout.groups import collate, from_node
 from atroposlib.generation.sessions.recording import recorded_nodes
 from atroposlib.generation.sessions.sequences import SequenceNode
@@ -25,8 +29,8 @@ FORM = RowForm()
 
 
 def test_a_row_is_read_as_it_was_stored():
-    data = FORM.encoded((ROW, [("next", 1)]), [])
-    row, backlog = FORM.decoded(data)
+    data = FORM.pack_sample((ROW, [("next", 1)]), [])
+    row, backlog = FORM.unpack_sample(data)
     assert row == ROW
     assert backlog == [("next", 1)]
     assert collate([row, ROW]) == collate([ROW, ROW])
@@ -34,15 +38,15 @@ def test_a_row_is_read_as_it_was_stored():
 
 def test_a_row_of_arrays_is_stored_as_numbers():
     row = {"tokens": np.array([1, 5]), "masks": np.array([-100, 5]), "scores": np.float32(0.5)}
-    stored, _ = FORM.decoded(FORM.encoded((row, []), []))
+    stored, _ = FORM.unpack_sample(FORM.pack_sample((row, []), []))
     assert stored == {"tokens": [1, 5], "masks": [-100, 5], "scores": 0.5}
 
 
 def test_the_nodes_of_a_row_without_sampling_are_recorded_again():
     row = {"tokens": NODE.tokens, "masks": NODE.masked_tokens, "scores": 1.0}
-    data = FORM.encoded((row, []), [NODE])
+    data = FORM.pack_sample((row, []), [NODE])
     with recorded_nodes() as nodes:
-        FORM.decoded(data)
+        FORM.unpack_sample(data)
     assert nodes == [NODE]
 
 
@@ -50,17 +54,17 @@ def test_the_nodes_of_a_row_without_sampling_are_recorded_again():
     "row", [None, {**ROW, "scores": None}, {**ROW, "scores": float("nan")}]
 )
 def test_a_sample_without_a_score_is_not_finished(row):
-    assert FORM.encoded((row, []), []) is None
+    assert FORM.pack_sample((row, []), []) is None
 
 
 def test_what_has_no_stored_form_is_refused():
     with pytest.raises(TypeError, match="object has no stored form"):
         encode_value({"metadata": object()})
     with pytest.raises(TypeError, match="backlog"):
-        FORM.encoded((ROW, [object()]), [])
+        FORM.pack_sample((ROW, [object()]), [])
 
 
 def test_the_oldest_version_is_that_of_a_sampled_token():
-    assert oldest_version(FORM.versions((ROW, []))) == 3
-    assert oldest_version(FORM.versions(({**ROW, "versions": None}, []))) is None
-    assert oldest_version([-1, -1]) is None
+    assert oldest_sampled_version(FORM.versions((ROW, []))) == 3
+    assert oldest_sampled_version(FORM.versions(({**ROW, "versions": None}, []))) is None
+    assert oldest_sampled_version([-1, -1]) is None

@@ -9,7 +9,7 @@ import pytest
 
 from tests.torture.campaigns import CAMPAIGNS
 
-PROMISES = 9
+PROMISES = 10
 
 
 @pytest.fixture(scope="module")

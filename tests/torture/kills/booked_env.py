@@ -1,4 +1,4 @@
-"""Environments that note each finished sample in a book of their own, before the library sees it.
+"""Environments that note each finished sample in a book before the library sees it.
 
 python -m tests.torture.kills.booked_env counted serve ...   an @environment, whose items are counted
 python -m tests.torture.kills.booked_env handed serve ...    a BaseEnv with items of the original's kind

@@ -1,6 +1,6 @@
 """kill -9 of environments and of the API while samples end, audited against the environments' book.
 
-Each reply of the inference server is a number of its own, so a sample that is trained on twice, or
+No two replies of the inference server are equal, so a sample that is trained on twice, or
 never, is seen by its text. Items are finite: the run ends when all are trained on, however often
 its processes were killed.
 """

@@ -9,11 +9,11 @@ import logging
 import httpx
 import pytest
 
-from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.journal.journal_opening import journal_folder, pack_groups
 from atroposlib.envs.journal.sample_journal import FOLDER, SampleJournal
 from atroposlib.envs.rollout.filters import FilterRules, filter_group
 from atroposlib.envs.rollout.groups import from_node
-from atroposlib.envs.runtime.journalling import journal_folder
 from tests.envs.runtime.test_serve import train
 from tests.envs.toys import ToyEnv, eventually, toy_env
 from tests.serving import WAIT_S
@@ -92,7 +92,7 @@ async def test_groups_that_an_earlier_life_did_not_post_are_posted_once(
     journal.start(tmp_path / FOLDER, run_id, 10**6)
     journal.begin("a", {"id": "item-0"})
     journal.enter("a", None)
-    await journal.before_post(lambda: [accepted.packed(0)])
+    await journal.before_post(lambda: [*pack_groups([accepted], 0)])
     journal.enter("", None)
     journal.close(delete=False)
 
@@ -128,6 +128,7 @@ async def test_without_a_bound_there_is_no_journal(api, sample_env, tmp_path):
 
 
 def test_the_folder_is_the_configured_one_or_in_that_of_the_trainer(tmp_path):
-    assert journal_folder("run", None).as_posix() == f"run/{FOLDER}"
-    assert journal_folder("run", "mine").as_posix() == "mine"
-    assert journal_folder("", None) is None
+    assert journal_folder("run", BaseEnvConfig()).as_posix() == f"run/{FOLDER}"
+    assert journal_folder("run", BaseEnvConfig(journal_dir="mine")).as_posix() == "mine"
+    assert journal_folder("", BaseEnvConfig()) is None
+    assert journal_folder("run", BaseEnvConfig(journal_gb=0)) is None
