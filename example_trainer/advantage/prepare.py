@@ -83,11 +83,9 @@ def _whole_batch(by_name: Mapping[str | None, Prepared]) -> Prepared:
 
     def chain(lists: Sequence[list[list[float]] | None]) -> list[list[float]] | None:
         whole = [values for values in lists if values is not None]
-        return (
-            [row_T for values in whole for row_T in values]
-            if len(whole) == len(lists)
-            else None
-        )
+        if len(whole) < len(lists):
+            return None
+        return [row_T for values in whole for row_T in values]
 
     references = [part.reference_R_T for part in parts]
     if any(values is not None for values in references):

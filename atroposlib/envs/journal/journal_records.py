@@ -15,6 +15,8 @@ from typing import Any, Union, cast
 
 import msgspec
 
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
+
 _HEAD = struct.Struct("<II")
 
 
@@ -48,6 +50,12 @@ class SampleFinished(msgspec.Struct, frozen=True, tag="sample"):
     oldest_version: int | None = None  # None: the servers name no versions
     tokens: int = 0  # returned by servers for this sample
     incarnation: int | None = None  # life of the trainer when its rollout began
+
+    @property
+    def account_entry(self) -> tuple[int, int, int]:
+        """Version, tokens and number of samples, as an account counts."""
+        version = self.oldest_version
+        return UNKNOWN_VERSION if version is None else version, self.tokens, 1
 
 
 class GroupsFinished(msgspec.Struct, frozen=True, tag="groups"):

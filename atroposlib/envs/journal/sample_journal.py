@@ -48,7 +48,6 @@ from atroposlib.envs.journal.journalled_rollout import (
 from atroposlib.envs.journal.stored_samples import SampleForm, oldest_sampled_version
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
-from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
 from atroposlib.generation.sessions.recording import recorded_nodes
 from atroposlib.wire.status import drop_state
 
@@ -232,8 +231,8 @@ class SampleJournal:
     def _drop(self, samples: Sequence[SampleFinished], reason: str) -> None:
         self.counts[f"dropped_{reason}"] += len(samples)
         for sample in samples:
-            self.account.take_over(*_account_entry(sample))
-            self.account.settle(drop_state(f"journal_{reason}"), *_account_entry(sample))
+            self.account.take_over(*sample.account_entry)
+            self.account.settle(drop_state(f"journal_{reason}"), *sample.account_entry)
 
     def _end(self, name: str) -> None:
         if self.file is not None:
@@ -255,9 +254,9 @@ class SampleJournal:
                 continue
             rollout.note_incarnation(sample.incarnation)
             self.counts["used_samples"] += 1
-            self.account.take_over(*_account_entry(sample))
+            self.account.take_over(*sample.account_entry)
             if (tally := open_tally()) is not None:
-                tally.add(sample.tokens, _account_entry(sample)[0])
+                tally.add(sample.tokens, sample.account_entry[0])
             return form.unpack_sample(sample.payload)
         incarnation = rollout.incarnation
         with recorded_nodes() as nodes:
@@ -297,9 +296,3 @@ class SampleJournal:
         if not self._is_warned:
             self._is_warned = True
             logger.warning("%s: samples are not kept in the journal: %s", self.label, error)
-
-
-def _account_entry(sample: SampleFinished) -> tuple[int, int, int]:
-    """Version, tokens and number of a sample, as an account counts."""
-    version = sample.oldest_version
-    return UNKNOWN_VERSION if version is None else version, sample.tokens, 1
