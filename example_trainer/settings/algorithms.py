@@ -87,7 +87,7 @@ class MixtureSettings(Section):
 class BatchPart:
     """Rows of a batch that have the same algorithm."""
 
-    name: str | None  # of the environment; None: the only algorithm of the run
+    name: str | None  # the environment; None: the only algorithm of the run
     settings: ObjectiveSettings
     places: list[int]  # places of its rows in the batch
     weight: float = 1.0

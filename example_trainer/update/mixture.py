@@ -60,7 +60,7 @@ class LossPart:
             part.settings.loss_aggregation,
             part.settings.aggregation_length or seq_len,
         )
-        self.divisor = own_divisor / share  # of the sum in the loss of the minibatch
+        self.divisor = own_divisor / share  # factor of the sum in the loss of the minibatch
 
     @property
     def needs_teacher(self) -> bool:

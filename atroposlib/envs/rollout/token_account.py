@@ -50,7 +50,7 @@ NO_GROUP = "no_group"  # the environment returned nothing for the item
 CANCELLED = "cancelled"  # a sample whose group was given up
 LATE = "late"  # a reply that arrived after the end of its sample
 REPORT_EVERY_S = 10.0
-REPEAT_EVERY_S = 30.0  # with samples open and no change; below SILENT_AFTER_S
+REPEAT_EVERY_S = 30.0  # no change, open samples; below SILENT_AFTER_S
 
 
 class RowCount(NamedTuple):

@@ -165,15 +165,8 @@ CONSTRAINTS = frozenset(
     | {"no_repeat_ngram_size", "response_format", "structural_tag", "structured_outputs"}
     | {"typical_p", "xtc_probability", "dry_multiplier", "thinking_token_budget"}
 )
-FREE: tuple[Any, ...] = (
-    None,
-    0,
-    "",
-    [],
-    (),
-    {},
-    {"type": "text"},
-)  # their values that are not in force
+# Values of constraints that are not in force.
+FREE: tuple[Any, ...] = (None, 0, "", [], (), {}, {"type": "text"})
 
 
 def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
