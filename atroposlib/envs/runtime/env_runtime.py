@@ -237,7 +237,9 @@ class EnvRuntime:
                 return None
             if not self.journal.is_repetition(item):
                 name = self.journal.name_of(item)
-                return RolloutTask(item, uuid=name) if name else RolloutTask(item)
+                job = RolloutTask(item, uuid=name) if name else RolloutTask(item)
+                self.journal.begin(job.uuid, item)  # now: its admission may take minutes
+                return job
 
     async def pause_while_failing(self, waits: Waits, shutdown: Shutdown) -> None:
         """Pause, longer each time, while more rollouts fail in a row than run at once."""

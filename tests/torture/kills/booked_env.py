@@ -45,7 +45,10 @@ async def counted(task: dict[str, Any], model: Any) -> float:
 
 
 class Handed(BaseEnv):
-    """Items are tuples, handed out once: a new process goes on after them."""
+    """Items are tuples, handed out once: a new process goes on after them.
+
+    A kill between the write of the count and the journal's loses the item.
+    """
 
     name = "handed"
 

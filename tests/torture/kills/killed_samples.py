@@ -35,6 +35,7 @@ ITEMS_PER_KILL = 10  # of each environment
 KEPT_AFTER_S = 1.0  # a sample is kept from then on
 ENVIRONMENTS = ("counted", "handed")
 WITHIN_S = 3600.0
+QUIET_S = 120.0  # no batch for so long: nothing more will come
 
 
 class Answers:
@@ -56,6 +57,7 @@ class Trainer(threading.Thread):
         super().__init__(name="trainer", daemon=True)
         # By number of the batch, whose ack may be repeated: environment, item, answers.
         self.batches: dict[int | None, list[tuple[str, str, list[str]]]] = {}
+        self.last_batch_at = time.monotonic()
         self.stop = threading.Event()
         self.client = RolloutClient(url, on_wait=lambda why: None)
         self._tokenizer = char_tokenizer()
@@ -69,6 +71,7 @@ class Trainer(threading.Thread):
             claimed = self.client.claim(wait_s=0.5)
             if claimed.batch is None:
                 continue
+            self.last_batch_at = time.monotonic()
             self.batches[claimed.batch_no] = [
                 (
                     str((group.metadata or {})["env"]),
@@ -127,8 +130,9 @@ def sample_campaign(kills: int, seed: int) -> Figures:
             wanted = len(envs) * int(os.environ[booked_env.ITEMS])
             while len(done.at) < kills and len(trainer.trained) < wanted:
                 _kill(rng.choice([*envs, *envs, "api"]), rng, done, api, envs, folder)
-            what = f"{wanted} groups to be trained; see {folder}"
-            until(what, lambda: _is_over(trainer, folder, wanted), WITHIN_S)
+            until(
+                f"{wanted} groups; see {folder}", lambda: _is_over(trainer, wanted), WITHIN_S
+            )
             seconds = time.monotonic() - begun
             account = _account(api.port)
         finally:
@@ -139,13 +143,15 @@ def sample_campaign(kills: int, seed: int) -> Figures:
             trainer.client.close()
             api.kill()
             del os.environ[booked_env.ITEMS], os.environ[booked_env.FOLDER]
-        figures = _audit(folder, trainer, done)
+        figures = _audit(folder, trainer, done, wanted // len(envs))
         figures["s"] = seconds
         return _with_balance(figures, account, fake.returned_tokens)
 
 
-def _is_over(trainer: Trainer, folder: Path, wanted: int) -> bool:
-    return len({(env, item) for env, item, _ in trainer.trained}) >= wanted
+def _is_over(trainer: Trainer, wanted: int) -> bool:
+    """Whether all items are trained on, or all but a few and none came for long."""
+    groups = len({(env, item) for env, item, _ in trainer.trained})
+    return groups >= wanted or time.monotonic() - trainer.last_batch_at > QUIET_S
 
 
 def _kill(
@@ -221,7 +227,7 @@ def _with_balance(figures: Figures, account: dict[str, Any], returned: int) -> F
     return figures
 
 
-def _audit(folder: Path, trainer: Trainer, kills: Kills) -> Figures:
+def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures:
     lines = [line.split() for line in (folder / "book.txt").read_text().splitlines()]
     finished = {(env, answer): float(at) for env, _, answer, at in lines}
     trained = Counter(
@@ -235,12 +241,24 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills) -> Figures:
     figures["kills of the API"] = sum(who == "api" for _, who in kills.at)
     figures["samples finished"] = len(finished)
     figures["items trained"] = len(items)
+    numbers = {env: {item for name, item in items if name == env} for env in ENVIRONMENTS}
+    figures["items skipped"] = wanted - len(numbers["counted"])
+    # Its own count of items is saved before the journal knows of the next: see booked_env.
+    figures["items handed out in the instant of a kill"] = wanted - len(numbers["handed"])
     figures["items trained twice"] = sum(count - 1 for count in items.values())
     figures["samples trained twice"] = sum(count - 1 for count in trained.values())
     figures["ghosts"] = len(trained.keys() - finished.keys())
     figures["lost"] = len(early)
     figures["lost of the last second before a kill"] = len(lost) - len(early)
     figures["journals left"] = len(list((folder / "checkpoints" / JOURNALS).iterdir()))
-    for name in ("items trained twice", "samples trained twice", "ghosts", "lost"):
+    handed_kills = sum(who == "handed" for _, who in kills.at)
+    assert figures["items handed out in the instant of a kill"] <= handed_kills, figures
+    for name in (
+        "items skipped",
+        "items trained twice",
+        "samples trained twice",
+        "ghosts",
+        "lost",
+    ):
         assert figures[name] == 0, figures.line("journal")
     return figures
