@@ -57,7 +57,7 @@ class RowTotal(NamedTuple):
     env: str | None
     version: int | None
     step: int | None
-    state: str | None  # of the index
+    state: str | None  # state in the index
     why: str | None
     tokens: int
     samples: int
