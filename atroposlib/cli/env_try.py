@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("-n is at least 1")
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
+    if options.html and options.replay:
+        parser.error("--html shows sampled rollouts: `atropos view RUN` shows stored ones")
     if options.watch:
         return watch_file(options.environment, sys.argv[1:] if argv is None else argv)
     return trial(options, words)

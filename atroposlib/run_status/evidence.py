@@ -14,6 +14,7 @@ Process = Mapping[str, Any]  # a participant of /status
 SILENT_S = 15.0
 FORGOTTEN_S = 600.0  # then a silent process is history, if a process of its role still runs
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
+OPERATOR_PHASES = ("paused by an operator", "drained by an operator")
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
 MAX_LINES = 5  # evidence of a finding

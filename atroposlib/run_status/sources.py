@@ -152,7 +152,10 @@ class Sources:
         self.probe = Probe()
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
-        self._newest: tuple[int, tuple[tuple[float | None, str], ...]] = (-1, ())  # of a step
+        self._newest: tuple[int, tuple[tuple[float | None, str], ...]] = (
+            -1,
+            (),
+        )  # answers of a step
 
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few REQUEST_TIMEOUT_S."""

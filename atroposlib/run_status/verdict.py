@@ -17,6 +17,7 @@ from typing import Any, Literal
 from atroposlib.run_status.diagnosis import diagnose
 from atroposlib.run_status.evidence import (
     FOR_BATCH,
+    OPERATOR_PHASES,
     PAUSED,
     SILENT_S,
     Evidence,
@@ -181,7 +182,7 @@ def _present(
         text += f" {spent_s:.0f} s"
     waits = [wait for wait in waits_of(process) if not _is_over(wait, process, e)]
     if not waits:
-        return "works", text
+        return ("waits" if process["phase"] in OPERATOR_PHASES else "works"), text
     causes = "; ".join(f"{wait['on']} ({wait['age_s']:.0f} s)" for wait in waits)
     return "waits", f"{text}, waits for {causes}"
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from atroposlib.api.archive.filters import name_of_label
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.errors import ConfigError, RolloutApiUnavailable
 from atroposlib.travel.recorded_batches import Changes, RecordedBatch, RecordedRun
@@ -98,10 +99,9 @@ async def join_all(
 async def _join(
     client: AsyncRolloutClient, name: str, settings: FeedSettings
 ) -> EnvRegistered:
-    label, _, number = name.rpartition("_")
     body = RegisterEnv(
         max_token_length=-1,
-        desired_name=label if number.isdigit() else name,
+        desired_name=name_of_label(name),
         weight=1.0,
         group_size=1,
         min_batch_allocation=None,

@@ -121,8 +121,8 @@ class EnvShare(BaseModel):
     realised: float  # share of the tokens delivered for training so far
     connected: bool = True
     state: SteeredState = "running"
-    max_rollouts: int | None = None  # of each process, if an operator limits them
-    own_weight: float | None = None  # of its registration, if an operator set another
+    max_rollouts: int | None = None  # per process, if an operator limits them
+    own_weight: float | None = None  # the registered weight, if an operator set another
     buffered: int = 0  # sequences that wait for the rest of their group
 
 

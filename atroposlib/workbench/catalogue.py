@@ -37,7 +37,10 @@ SCAN_S = 5.0  # between two walks through the folders
 THREADS = 8  # runs that are asked at a time
 MAX_KEYS = 12  # curves of a reply
 REWARD = "reward_mean"
-ENVIRONMENT_REWARDS = (REWARD, "reward")  # of the trainer, of older files
+ENVIRONMENT_REWARDS = (
+    REWARD,
+    "reward",
+)  # the trainer writes the first, older files have the second
 
 
 @dataclass

@@ -23,6 +23,7 @@ CURVES_ABOUT = (
     "A is drawn first, B over it. Left by step; right by tokens: both at the same number of "
     "sampled tokens, which is what sampling costs."
 )
+AXIS_WORDS = {"step": "by step", "tokens": "by sampled tokens"}
 
 
 def terminal_parts(diff: Mapping[str, Any]) -> list[Table | Text]:
@@ -203,7 +204,7 @@ def _charts(diff: Mapping[str, Any]) -> Iterable[Block]:
                 if points
             ]
             if series:
-                yield {"title": f"{key} by {axis}", "series": series}
+                yield {"title": key, "about": AXIS_WORDS[axis], "series": series}
 
 
 # --- forms --------------------------------------------------------------------------------

@@ -83,9 +83,9 @@ def comparison_lines(
     result: Mapping[str, Any],
     shown: int = ITEMS_SHOWN,
     length_unit: str = "characters",
-    with_places: bool = True,  # of the items in the file of A
+    with_places: bool = True,  # places of the items in the file of A
 ) -> list[str]:
-    """The comparison as text, with at most ``shown`` items of each side."""
+    """The comparison as text, with at most ``shown`` items of each side; 0: their counts alone."""
     interval = "no interval from one item"
     if result["low"] is not None:
         interval = "95% interval {low:+.4f} to {high:+.4f}".format(**result)
@@ -107,7 +107,7 @@ def comparison_lines(
         for index, item in items[:shown]:
             place = f"{index}: " if with_places else ""
             lines.append(f"  {place}{logs.printable(item)}")
-        if len(items) > shown:
+        if len(items) > shown > 0:
             lines.append(f"  and {len(items) - shown} more (--json has all)")
     return lines
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atroposlib.api.archive.filters import name_of_label
 from atroposlib.errors import ConfigError
 from atroposlib.run_status.ended import RunOutcome
 from atroposlib.workbench.overlay import (
@@ -115,21 +116,22 @@ def setting_of(name: str, a: RecordedSettings, b: RecordedSettings) -> dict[str,
 def code_lines(a: Side, b: Side) -> list[dict[str, Any]]:
     """Package, version and digest of the code of both, a line per part."""
     parts: list[dict[str, Any]] = [{"name": PACKAGE, "a": a.code, "b": b.code}]
-    names = dict.fromkeys([*a.sources, *b.sources])
-    for name in names:
-        texts = [source_text(side.sources.get(name)) for side in (a, b)]
-        parts.append({"name": name, "a": texts[0], "b": texts[1]})
+    texts = [source_texts(side.sources) for side in (a, b)]
+    for name in dict.fromkeys([*texts[0], *texts[1]]):
+        parts.append({"name": name, "a": texts[0].get(name, ""), "b": texts[1].get(name, "")})
     for part in parts:
         part["same"] = part["a"] == part["b"] if part["a"] and part["b"] else None
     return parts
 
 
-def source_text(source: Mapping[str, str] | None) -> str:
-    """``package version digest`` of an environment; empty: unknown."""
-    if source is None:
-        return ""
-    words = (source.get(word, "") for word in ("package", "version", "digest"))
-    return " ".join(word for word in words if word)
+def source_texts(sources: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """``package version digest`` by the name of the environment; all, where its processes differ."""
+    texts: dict[str, dict[str, None]] = {}
+    for label, source in sources.items():
+        words = (source.get(word, "") for word in ("package", "version", "digest"))
+        text = " ".join(word for word in words if word)
+        texts.setdefault(name_of_label(label), {})[text] = None
+    return {name: ", ".join(distinct) for name, distinct in texts.items()}
 
 
 def figures_of(

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from atroposlib.api.archive.filters import name_of_label
 from atroposlib.errors import AtroposError
 from atroposlib.run_status.heldout import Heldout, lines_of, sample_of
 from atroposlib.run_status.polling import API_TIMEOUT_S, Silent, get
@@ -19,6 +20,7 @@ from atroposlib.workbench.task_results import heldout_task
 from atroposlib.workbench.views import Views
 
 MAX_ANSWERS = 8  # newest answers of a run
+MAX_ROWS = 100  # rows of an item, of all environments that have it
 MAX_TEXT = 20_000  # characters of an answer
 Ask = Callable[[str, Mapping[str, str]], Any]  # path below /explore, filters -> JSON values
 
@@ -113,8 +115,10 @@ def newest_rows(ask: Ask, task: str) -> list[dict[str, Any]]:
     words = task.split("/")
     for at in range(1, len(words)):
         env, item = "/".join(words[:at]), "/".join(words[at:])
-        query = {"env": env, "item": item, "sort": "-arrived", "limit": str(MAX_ANSWERS)}
+        query = {"item": item, "sort": "-arrived", "limit": str(MAX_ROWS)}
         rows: list[dict[str, Any]] = ask("rollouts", query)["rows"]
+        # A task has the name of its environment without the number.
+        rows = [row for row in rows if env in (row["env"], name_of_label(row["env"] or ""))]
         if rows:
-            return rows
+            return rows[:MAX_ANSWERS]
     return []

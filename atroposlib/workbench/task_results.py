@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from atroposlib.api.archive.filters import where
+from atroposlib.api.archive.filters import name_of_label, where
 from atroposlib.api.archive.index import Index
 from atroposlib.errors import ConfigError
 from atroposlib.run_status.heldout import Heldout, lines_of
@@ -93,7 +93,10 @@ def _number_of(value: Any) -> Any:
 
 
 def rollout_results(index: Index | None, name: str, steps: str | None) -> TaskResults:
-    """Results of the kept rollouts of a run."""
+    """Results of the kept rollouts of a run.
+
+    A task has the name of its environment without the number, which restarts change.
+    """
     if index is None:
         raise ConfigError(f"{name} has neither held-out checks nor an index of rollouts")
     condition = where({} if steps is None else {"step": steps})
@@ -107,7 +110,7 @@ def rollout_results(index: Index | None, name: str, steps: str | None) -> TaskRe
         raise ConfigError(f"{name}: no rollout of a named task is kept")
     items: dict[str, ItemResult] = {}
     for env, item, reward, tokens, finish, _ in rows:
-        result = items.setdefault(f"{env}/{item}", ItemResult(len(items)))
+        result = items.setdefault(f"{name_of_label(env)}/{item}", ItemResult(len(items)))
         result.scores.append(reward)
         result.lengths.append(tokens or 0)
         if finish:

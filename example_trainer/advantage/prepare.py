@@ -278,8 +278,7 @@ def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
     if count <= 1:
         return [list(range(len(rows)))]
     lengths = [len(row.tokens) for row in rows]
-    parts = pack_ffd(lengths, sum(lengths), min_groups=count)
-    return [sorted(part) for part in parts]
+    return [sorted(part) for part in pack_ffd(lengths, sum(lengths), min_groups=count)]
 
 
 def part_of(prepared: Prepared, indices: Sequence[int]) -> Prepared:

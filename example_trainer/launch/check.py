@@ -41,9 +41,8 @@ ENVIRONMENT_S = 120.0  # bound of an environment's check
 OF_ENVIRONMENT = re.compile(
     r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w)| )"
 )
-REPORT = re.compile(
-    r"(error|atropos-[a-z]+): "
-)  # the line by which a command ends with an error
+# The line by which a command ends with an error.
+REPORT = re.compile(r"(error|atropos-[a-z]+): ")
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 
 
@@ -127,12 +126,10 @@ def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> N
 def _check_apart(
     words: tuple[str, ...], variables: tuple[tuple[str, str], ...], folder: Path
 ) -> None:
-    argv = [sys.executable, "-m", plugins.__name__, *words]
-    env = {**os.environ, **dict(variables)}
     try:
         done = subprocess.run(
-            argv,
-            env=env,
+            [sys.executable, "-m", plugins.__name__, *words],
+            env={**os.environ, **dict(variables)},
             cwd=folder,
             capture_output=True,
             text=True,
@@ -299,6 +296,5 @@ def invalid_settings(log: Path, places: Mapping[str, str]) -> ConfigError:
     # Behind the error of a rank stand the lines of torchrun.
     lines = log_tail(log, 50).splitlines() or [""]
     reports = [line for line in lines if REPORT.match(line)]
-    text = (reports or lines)[-1].removeprefix("error: ")
-    text = OF_ENVIRONMENT.sub(place, text)
+    text = OF_ENVIRONMENT.sub(place, (reports or lines)[-1].removeprefix("error: "))
     return ConfigError(f"{text} (log: {log})")

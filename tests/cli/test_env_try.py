@@ -195,6 +195,12 @@ def test_turns_and_rewards_of_all_agents_are_printed_and_are_in_the_page(
     assert "1 rows in" in out and (tmp_path / "page.html").stat().st_size > 10_000
 
 
+def test_a_replay_has_no_page_and_the_refusal_names_the_view_that_has(capsys):
+    with pytest.raises(SystemExit):
+        env_try.main(["agents.py", "--replay", "runs/a", "--html", "page.html"])
+    assert "atropos view RUN" in capsys.readouterr().err
+
+
 JUDGED = """
 import httpx
 from atroposlib.envs import environment

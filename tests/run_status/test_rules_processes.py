@@ -223,4 +223,5 @@ def test_tokens_per_second_of_a_server_are_evidence_of_long_generations():
 def test_the_phases_are_those_of_the_environment():
     known = {phase.value for phase in EnvPhase}
     assert {words.PAUSED, words.NOT_ADMITTED, words.FOR_TRAINER, words.DROPPING} <= known
+    assert {*words.OPERATOR_PHASES} <= known
     assert URL  # the address is part of every evidence

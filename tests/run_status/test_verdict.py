@@ -86,6 +86,11 @@ def test_each_process_has_a_line_with_its_waits_and_their_ages():
     )
 
 
+@pytest.mark.parametrize("phase", ["paused by an operator", "drained by an operator"])
+def test_an_environment_that_an_operator_holds_back_waits(phase):
+    assert lines_of(moving(trainer(), env(phase), server()))["sums"] == ("waits", phase)
+
+
 def test_the_wait_of_an_older_version_is_its_single_reason():
     old = process("env", "e-0a1b2c", "rollout", "a reply", age_s=3.0)
     assert [(wait["on"], wait["age_s"]) for wait in waits_of(old)] == [("a reply", 3.0)]

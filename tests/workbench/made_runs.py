@@ -24,6 +24,7 @@ def make_run(
     tokens: int = 100,
     heldout: Mapping[str, float] | None = None,
     items: Mapping[str, Sequence[float]] | None = None,
+    env: str = "e",
     data: str = "queue",
 ) -> Path:
     """Write a run of a step per reward, with held-out rewards and rollouts by task."""
@@ -36,7 +37,7 @@ def make_run(
     if heldout is not None:
         write_check(folder, len(rewards), heldout)
     if items is not None:
-        write_index(folder / data / "archive/index.sqlite", items)
+        write_index(folder / data / "archive/index.sqlite", items, env)
     return folder
 
 
@@ -68,13 +69,13 @@ def write_check(folder: Path, step: int, rewards: Mapping[str, float]) -> None:
     (check / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_index(path: Path, items: Mapping[str, Sequence[float]]) -> None:
+def write_index(path: Path, items: Mapping[str, Sequence[float]], env: str = "e") -> None:
     index = Index(path)
     (path.parents[1] / DATABASE).touch()  # the sign of a data directory
     groups = [
-        group(gid, [row(reward) for reward in rewards], env="e", item=item)
+        group(gid, [row(reward) for reward in rewards], env=env, item=item)
         for gid, (item, rewards) in enumerate(items.items(), 1)
     ]
     index.write(groups)
-    index.set_value("run", json.dumps({"run_id": "r", "sources": {"e": SOURCE}}))
+    index.set_value("run", json.dumps({"run_id": "r", "sources": {env: SOURCE}}))
     index.close()

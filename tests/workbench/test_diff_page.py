@@ -62,8 +62,9 @@ def test_the_file_holds_settings_tasks_and_curves_as_text(diff, tmp_path):
     [page] = rendered(path, "#/")
     for words in ("a → b", "trainer.lr 0.1 0.2", "sha256:aaaaaaaaaaaa same", "only A t0"):
         assert words in page.words, words
-    titles = page.text
-    assert "reward_mean by step" in titles and "reward_mean by tokens" in titles
+    assert "reward_mean A B by step" in page.words
+    assert "reward_mean A B by sampled tokens" in page.words
+    assert "more (--json has all)" not in page.words, "the table of the page has all"
 
 
 def test_counts_and_digests_are_short():

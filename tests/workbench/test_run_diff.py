@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from atroposlib.workbench.run_diff import diff_of_runs
+import pytest
+
+from atroposlib.workbench.run_diff import diff_of_runs, source_texts
 from atroposlib.workbench.run_folders import run_at
 from tests.workbench.made_runs import make_run
 
@@ -53,6 +55,31 @@ def test_code_is_the_same_differs_or_is_unknown(tmp_path):
         ("e", None),
     ]
     assert [part["same"] for part in diff(a, a)["code"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("env_a", "env_b", "pairs"),
+    [("e_0", "e_0", 1), ("e_0", "e_1", 1), ("e", "e_2", 1), ("e_0", "e_long_0", None)],
+)
+def test_an_environment_that_was_restarted_in_one_run_is_paired(tmp_path, env_a, env_b, pairs):
+    a = make_run(tmp_path / "a", items={"q": [1.0]}, env=env_a)
+    b = make_run(tmp_path / "b", items={"q": [0.0]}, env=env_b)
+    result = diff(a, b)
+    if pairs is None:
+        assert (
+            result["tasks"] is None
+            and "no item has a score in both" in result["tasks_missing"]
+        )
+        return
+    tasks = result["tasks"]
+    assert (tasks["items"], tasks["unpaired_a"], tasks["unpaired_b"]) == (pairs, 0, 0)
+    assert tasks["only_a"] == [[0, "e/q"]]
+    assert [(part["name"], part["same"]) for part in result["code"]][1:] == [("e", True)]
+
+
+def test_code_of_processes_that_differ_is_named_in_full():
+    sources = {"e_0": {"digest": "x"}, "e_1": {"digest": "y"}, "f_0": {"digest": "z"}}
+    assert source_texts(sources) == {"e": "x, y", "f": "z"}
 
 
 def test_tasks_are_paired_with_the_tasks_that_only_one_solves(tmp_path):

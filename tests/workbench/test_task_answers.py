@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.workbench.catalogue import Catalogue
-from atroposlib.workbench.task_answers import answers_document, rollout_answers
+from atroposlib.workbench.task_answers import answers_document, newest_rows, rollout_answers
 from atroposlib.workbench.views import Views
 from tests.api.harness import Api, sampled
 from tests.workbench.made_runs import make_run, write_check
@@ -53,8 +53,19 @@ def test_names_of_environments_may_hold_a_slash():
     asked = []
 
     def ask(path, query):
-        asked.append((query["env"], query["item"]))
+        asked.append(query["item"])
         return {"rows": []}
 
     assert rollout_answers(ask, "a/b/c") == {"answers": [], "prompt": None}
-    assert asked == [("a", "b/c"), ("a/b", "c")]
+    assert asked == ["b/c", "c"]
+
+
+def test_answers_are_those_of_every_process_of_the_environment():
+    labels = ["e_0", "e_1", "f_0", "e_long_0", None, "e"]
+    rows = [{"env": label} for label in labels]
+    assert [row["env"] for row in newest_rows(lambda *_: {"rows": rows}, "e/q")] == [
+        "e_0",
+        "e_1",
+        "e",
+    ]
+    assert newest_rows(lambda *_: {"rows": rows}, "e_1/q") == [{"env": "e_1"}]

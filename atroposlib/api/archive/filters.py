@@ -87,6 +87,14 @@ def envs_called(name: str, envs: Iterable[str]) -> list[str]:
     return [env for env in envs if re.fullmatch(rf"{re.escape(name)}(_\d+)?", env)]
 
 
+def name_of_label(label: str) -> str:
+    """The name of an environment without the number that the API added to it.
+
+    Example: "sums_1" is "sums"; so is "sums".
+    """
+    return re.sub(r"_\d+$", "", label, flags=re.ASCII)
+
+
 def require_known_filters(given: Mapping[str, str], *known: str) -> None:
     """Reject parameters that a route does not have.
 

@@ -191,7 +191,9 @@ async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
         try:
             await server.identify()
         except InferenceUnavailable:
-            logger.info("%s does not answer; %s", server.root_url, server.health.remedy)
+            logger.info(
+                "%s does not answer; %s", server._parts.root_url, server._parts.health.remedy
+            )
     if wait and engines and not any(server.identified for server in engines):
         await engines[0].health.wait_until_healthy()
     return [server.directory for server in engines if server.directory]
@@ -200,9 +202,9 @@ async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
 async def require_answers(servers: Sequence[APIServer]) -> None:
     """Raise ConfigError if a server does not answer, so that no rollout waits for it."""
     for server in servers:
-        if server.health.enabled and not await server.health.probe():
-            port = urlsplit(server.root_url).port or 9001
+        if server._parts.health.enabled and not await server._parts.health.probe():
+            port = urlsplit(server._parts.root_url).port or 9001
             raise ConfigError(
-                f"no inference server at {server.base_url}: start `atropos infer --model "
+                f"no inference server at {server._parts.base_url}: start `atropos infer --model "
                 f"MODEL_DIR --port {port}`, or name another server"
             )

@@ -59,7 +59,8 @@ class EnvPhase(str, Enum):
     MOSTLY_DROPPED = MOSTLY_DROPPED
     PAUSED = "paused: queue full"
     NOT_ADMITTED = "paused: not admitted"
-    STEERED = "paused by an operator"
+    PAUSED_BY_OPERATOR = "paused by an operator"
+    DRAINED_BY_OPERATOR = "drained by an operator"
     EVALUATING = "evaluating"
     DRAINING = "draining"
 
@@ -342,7 +343,11 @@ class Serve:
             self.phase = EnvPhase.EVALUATING
             self.waits.clear("trainer", "groups")
         elif pool.busy == 0 and self.status is not None and self.status.steered is not None:
-            self.phase = EnvPhase.STEERED  # endless, so no wait for the trainer
+            # Endless, so no wait for the trainer.
+            is_drained = self.status.steered == "draining"
+            self.phase = (
+                EnvPhase.DRAINED_BY_OPERATOR if is_drained else EnvPhase.PAUSED_BY_OPERATOR
+            )
             self.waits.clear("trainer", "groups")
         elif pool.busy == 0 and self.admission.refusal is not None:
             self.phase = EnvPhase.NOT_ADMITTED

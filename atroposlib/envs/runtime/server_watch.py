@@ -75,7 +75,9 @@ class ServerWatch:
 
     async def _check(self, servers: Sequence[APIServer]) -> None:
         try:
-            await gather_or_cancel(server.health.wait_until_healthy() for server in servers)
+            await gather_or_cancel(
+                server._parts.health.wait_until_healthy() for server in servers
+            )
         except ConfigError as error:
             self._shutdown.fail(error)
         except InferenceUnavailable as error:

@@ -13,8 +13,9 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.chat.template import load_tokenizer
@@ -60,8 +61,49 @@ T = TypeVar("T")
 SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
 
 
+@dataclass
+class ServerParts:
+    """State of a server under names of its own: those of APIServer may be reused by subclasses."""
+
+    train: SplitStats
+    evals: SplitStats
+    base_url: str
+    root_url: str
+    is_official_openai: bool
+    http: HttpClient
+    health: HealthMonitor
+    sessions: int = 0  # open managed and dedicated sessions, counted as used slots
+
+    def add_sessions(self, change: int) -> None:
+        """Count sessions that begin, or that end: -1."""
+        self.sessions += change
+
+
+class PartAttribute(Generic[T]):
+    """A part of a server to read; a value that a subclass sets under its name hides it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, server: APIServer | None, owner: type[APIServer]) -> T:
+        if server is None:
+            return self  # type: ignore[return-value]  # read from the class
+        value: T = getattr(server._parts, self._name)
+        return value
+
+
 class APIServer(LegacyHealth, ABC):
     """An inference server. Train and eval calls have separate slots and timings."""
+
+    _parts: ServerParts
+    health = PartAttribute[HealthMonitor]("health")
+    http = PartAttribute[HttpClient]("http")
+    train_stats = PartAttribute[SplitStats]("train")
+    eval_stats = PartAttribute[SplitStats]("evals")
+    sessions = PartAttribute[int]("sessions")
+    base_url = PartAttribute[str]("base_url")
+    root_url = PartAttribute[str]("root_url")
+    is_official_openai = PartAttribute[bool]("is_official_openai")
 
     #: Whether rows can be trained on: the backend returns token ids and logprobs.
     returns_tokens = True
@@ -80,43 +122,36 @@ class APIServer(LegacyHealth, ABC):
     ) -> None:
         self.config = config
         kept = config.rolling_buffer_length
-        self.train_stats = train = SplitStats(config.num_max_requests_at_once, kept)
-        self.eval_stats = evals = SplitStats(config.num_requests_for_eval, kept)
+        train = SplitStats(config.num_max_requests_at_once, kept)
+        evals = SplitStats(config.num_requests_for_eval, kept)
+        base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
+        root_url = server_root(base_url)
+        official = is_official_openai(base_url)
         # Names of the original, which its environments read.
         self.sem, self.attempts_list = train.slots, train.attempts
         self.eval_sem, self.eval_attempts_list = evals.slots, evals.attempts
         self.request_timings, self.eval_request_timings = train.timings_s, evals.timings_s
         self.reasoning_config = reasoning_config or ReasoningConfig()
-        self.sessions = 0  # open managed and dedicated sessions, counted as used slots
-        self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
-        self.is_official_openai = is_official_openai(self.base_url)
-        self.root_url = server_root(self.base_url)
-        self.http = HttpClient(
+        http = HttpClient(
             timeout_s=config.timeout,
             max_connections=(
                 config.num_max_requests_at_once
                 + config.num_requests_for_eval
                 + SPARE_CONNECTIONS
             ),
-            api_key=self._api_key(),
+            api_key=config.api_key or (os.environ.get("OPENAI_API_KEY") if official else None),
         )
         self._custom_check = CustomHealthCheck(self.check_server_status_task)
         self._warned: set[str] = set()
         own_check = type(self).check_server_status_task
         overridden = own_check is not APIServer.check_server_status_task
-        self.health = HealthMonitor(
-            name=self.root_url,
+        health = HealthMonitor(
+            name=root_url,
             probe=self._custom_check.probe if overridden else self._check_health,
             timeout_s=config.timeout,
-            enabled=config.health_check and not self.is_official_openai,
+            enabled=config.health_check and not official,
         )
-
-    def open_session(self) -> None:
-        """Count a session as a used slot, until :meth:`end_session`."""
-        self.sessions += 1
-
-    def end_session(self) -> None:
-        self.sessions -= 1
+        self._parts = ServerParts(train, evals, base_url, root_url, official, http, health)
 
     # --- public calls ---------------------------------------------------------------
 
@@ -190,8 +225,8 @@ class APIServer(LegacyHealth, ABC):
 
     async def update_weight(self, weight: float) -> None:
         """Limit both splits to this share of their slots, with a minimum of 1 slot each."""
-        self.train_stats.slots.update_weight(weight)
-        self.eval_stats.slots.update_weight(weight)
+        self._parts.train.slots.update_weight(weight)
+        self._parts.evals.slots.update_weight(weight)
 
     async def wandb_metrics(
         self, metrics_dict: dict[str, Any] | None, server_name: str | None
@@ -199,23 +234,23 @@ class APIServer(LegacyHealth, ABC):
         """Add this server's timings, in seconds, as ``server/<name>_...``."""
         metrics = metrics_dict if metrics_dict is not None else {}
         prefix = f"server/{server_name or 'server'}"
-        metrics.update(self.train_stats.metrics(f"{prefix}_"))
-        metrics.update(self.eval_stats.metrics(f"{prefix}_eval_"))
+        metrics.update(self._parts.train.metrics(f"{prefix}_"))
+        metrics.update(self._parts.evals.metrics(f"{prefix}_eval_"))
         return metrics
 
     async def state(self) -> ServerState:
         """Requests of this process, and whether the server answers."""
-        slots = self.train_stats.slots, self.eval_stats.slots
+        slots = self._parts.train.slots, self._parts.evals.slots
         running = sum(slot.in_use for slot in slots)
         known = self._newest_version != UNKNOWN_VERSION
         return ServerState(
-            url=self.root_url,
-            silent_s=await self.health.silence_s() if running else None,
+            url=self._parts.root_url,
+            silent_s=await self._parts.health.silence_s() if running else None,
             running=running,
             waiting=sum(slot.waiting for slot in slots),
             version=self._newest_version if known else None,
-            tokens_per_s=self.train_stats.tokens_per_s() + self.eval_stats.tokens_per_s(),
-            paused=self.health.paused,
+            tokens_per_s=self._parts.train.tokens_per_s() + self._parts.evals.tokens_per_s(),
+            paused=self._parts.health.paused,
         )
 
     def headroom(self, split: str) -> int:
@@ -224,9 +259,9 @@ class APIServer(LegacyHealth, ABC):
 
     async def close(self) -> None:
         """Close the connections; a later call opens new connections."""
-        await self.health.close()
+        await self._parts.health.close()
         await self._custom_check.close()
-        await self.http.aclose()
+        await self._parts.http.aclose()
 
     # --- hooks: a single attempt each ------------------------------------------------------
 
@@ -255,7 +290,7 @@ class APIServer(LegacyHealth, ABC):
 
     def _inject_reasoning_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """``kwargs`` with the reasoning fields of hosted models, if they are configured."""
-        fields = self.reasoning_config.build_extra_body(self.base_url)
+        fields = self.reasoning_config.build_extra_body(self._parts.base_url)
         if fields is None:
             return kwargs
         if not self.accepts_reasoning:
@@ -265,7 +300,7 @@ class APIServer(LegacyHealth, ABC):
             )
             return kwargs
         kwargs = {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **fields}}
-        if not self.is_official_openai:
+        if not self._parts.is_official_openai:
             return kwargs
         if kwargs.get("temperature") not in (None, 1, 1.0):
             self._warn_once("temperature 1.0 is sent: reasoning models refuse any other")
@@ -274,27 +309,22 @@ class APIServer(LegacyHealth, ABC):
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            logger.warning("%s: %s", self.root_url, message)
-
-    def _api_key(self) -> str | None:
-        """The configured key; OPENAI_API_KEY is used for the official API only."""
-        from_environment = (
-            os.environ.get("OPENAI_API_KEY") if self.is_official_openai else None
-        )
-        return self.config.api_key or from_environment
+            logger.warning("%s: %s", self._parts.root_url, message)
 
     # --- the common flow --------------------------------------------------------------
 
     async def _check_health(self) -> bool:
         """Probe the server. A hosted API without this path returns 404, which counts as healthy."""
-        answer = await health_answer(self.http, f"{self.root_url}{self.health_path}")
+        answer = await health_answer(
+            self._parts.http, f"{self._parts.root_url}{self.health_path}"
+        )
         if answer is None:
             return False
-        self.health.note_pause(bool(answer.get("paused")))
+        self._parts.health.note_pause(bool(answer.get("paused")))
         if self.version_path is None or self._newest_version == UNKNOWN_VERSION:
             return True
-        url = f"{self.root_url}{self.version_path}"
-        reported = version_number(await self.http.field("GET", url, "weight_version"))
+        url = f"{self._parts.root_url}{self.version_path}"
+        reported = version_number(await self._parts.http.field("GET", url, "weight_version"))
         return not went_back(reported, self._newest_version, self.announced_version)
 
     def _require_current(self, outputs: list[Generation], announced: int | None) -> None:
@@ -304,7 +334,7 @@ class APIServer(LegacyHealth, ABC):
         if went_back(reported, self._newest_version, announced):
             note_returned(self, "train", outputs, discarded="old_weights")
             raise InferenceUnavailable(
-                f"{self.root_url} restarted and holds version {reported}, not {announced}:"
+                f"{self._parts.root_url} restarted and holds version {reported}, not {announced}:"
                 " waiting until the trainer gives it the current weights"
             )
         self._newest_version = reported
@@ -331,10 +361,10 @@ class APIServer(LegacyHealth, ABC):
         return await self._generate_wrapper(**kwargs)
 
     def _stats_of(self, split: str) -> SplitStats:
-        return self.train_stats if split == "train" else self.eval_stats
+        return self._parts.train if split == "train" else self._parts.evals
 
     def _split_of(self, stats: SplitStats) -> str:
-        return "train" if stats is self.train_stats else "eval"
+        return "train" if stats is self._parts.train else "eval"
 
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
         """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
@@ -343,13 +373,13 @@ class APIServer(LegacyHealth, ABC):
         with stats.track():
             with spending("queue"):
                 # The first wait may set the model's name.
-                await self.health.wait_until_healthy()
+                await self._parts.health.wait_until_healthy()
                 attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
                 await stats.slots.acquire()
             try:
                 started = time.monotonic()
                 with spending("generate"):
-                    result, attempts = await with_retries(attempt, self.health)
+                    result, attempts = await with_retries(attempt, self._parts.health)
                 stats.record(time.monotonic() - started, attempts, generated_tokens(result))
                 if token_receiver.get() is not None:
                     note_returned(self, self._split_of(stats), result)

@@ -218,21 +218,21 @@ class CustomHealthCheck:
 class LegacyHealth:
     """Health under the attributes that environments of the original read and set."""
 
-    health: HealthMonitor
+    _parts: Any  # ServerParts of APIServer
     _custom_check: CustomHealthCheck
 
     @property
     def server_healthy(self) -> bool:
-        return self.health.state is not HealthState.DOWN
+        return self._parts.health.state is not HealthState.DOWN
 
     @server_healthy.setter
     def server_healthy(self, healthy: bool) -> None:
         self._custom_check.report(healthy)
-        self.health.report(healthy)
+        self._parts.health.report(healthy)
 
     @property
     def initialized(self) -> bool:
-        return self.health.state is not HealthState.UNKNOWN
+        return self._parts.health.state is not HealthState.UNKNOWN
 
     @property
     def check_task(self) -> asyncio.Future[bool | None] | None:

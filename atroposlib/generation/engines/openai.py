@@ -102,10 +102,12 @@ class OpenAICompatibleServer(APIServer):
 
     async def identify(self) -> bool:
         """Ask once for the :func:`served_model` and set unset names; always True."""
-        has_list = self.returns_tokens or self.base_url.endswith("/v1")
-        if not self.identified and not self.is_official_openai and has_list:
+        has_list = self.returns_tokens or self._parts.base_url.endswith("/v1")
+        if not self.identified and not self._parts.is_official_openai and has_list:
             name, tokenizer = self.config.model_name, self.config.tokenizer_name
-            known, self.directory = await served_model(self.http, self.root_url, name)
+            known, self.directory = await served_model(
+                self._parts.http, self._parts.root_url, name
+            )
             if self.directory and tokenizer == "none" and not is_path(name):
                 tokenizer = self.directory
             names = {"model_name": known, "tokenizer_name": tokenizer}
@@ -135,7 +137,7 @@ class OpenAICompatibleServer(APIServer):
                 )
             elif status == 404 or status == 400 and model in detail:
                 with suppress(InferenceUnavailable):
-                    reason = await why_refused(self.http, self.root_url, model)
+                    reason = await why_refused(self._parts.http, self._parts.root_url, model)
             if reason is None:
                 raise
             raise InferenceRefused(status, f"{reason} ({detail})") from refused
@@ -165,23 +167,25 @@ class OpenAICompatibleServer(APIServer):
             return [first]
         if returned != 1:
             raise ConfigError(
-                f"{self.root_url} returned {returned} choices for n={n}; "
+                f"{self._parts.root_url} returned {returned} choices for n={n}; "
                 "set n_kwarg_is_ignored true for this server"
             )
-        logger.warning("%s ignores n: sending one request per choice from now", self.root_url)
+        logger.warning(
+            "%s ignores n: sending one request per choice from now", self._parts.root_url
+        )
         self.n_is_ignored = True
         return [first, *await gather_or_cancel(ask(1, i) for i in range(1, n))]
 
     async def _request_choices(
         self, path: str, body: Payload, kwargs: Mapping[str, Any]
     ) -> Payload:
-        if self.is_official_openai and not self.http.headers:
+        if self._parts.is_official_openai and not self._parts.http.headers:
             raise ConfigError(
                 "api_key: the official OpenAI API requires one; set it or OPENAI_API_KEY, "
                 "or set base_url to another server"
             )
-        url = f"{self.base_url}/{path}"
-        reply = await self.http.post(url, body, **request_options(kwargs))
+        url = f"{self._parts.base_url}/{path}"
+        reply = await self._parts.http.post(url, body, **request_options(kwargs))
         if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
             raise InferenceUnavailable(f"{url}: the response has no choices")
         if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
@@ -275,11 +279,11 @@ class TokenServer(OpenAICompatibleServer):
             return
         tokenizer, name = self._expected
         model, ours = self.config.model_name, list(tokenizer.encode(SENTENCE))
-        url, body = f"{self.root_url}/tokenize", {"model": model, "prompt": SENTENCE}
-        theirs = await self.http.field("POST", url, "tokens", body)
+        url, body = f"{self._parts.root_url}/tokenize", {"model": model, "prompt": SENTENCE}
+        theirs = await self._parts.http.field("POST", url, "tokens", body)
         if theirs and theirs != ours:
             raise ConfigError(
-                f"tokenizer {name} is not that of model {model} at {self.root_url}: the same "
+                f"tokenizer {name} is not that of model {model} at {self._parts.root_url}: the same "
                 f"sentence is {len(ours)} tokens here and {len(theirs)} there, and only "
                 f"the first {len(os.path.commonprefix([ours, theirs]))} are equal; set "
                 "--env.tokenizer_name to the directory of that model, or leave it out"

@@ -38,8 +38,8 @@ class SGLangServer(TokenServer):
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])
         params = sampling_params(kwargs)
-        url = f"{self.root_url}{GENERATE_PATH}"
-        reply = await self.http.post(
+        url = f"{self._parts.root_url}{GENERATE_PATH}"
+        reply = await self._parts.http.post(
             url, generate_body(ids, params), **request_options(kwargs)
         )
         return expect_outputs(read_generations(reply.payload, ids), int(params["n"]), url)
@@ -47,8 +47,8 @@ class SGLangServer(TokenServer):
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = await self._prompt_ids(kwargs)
         body = logprobs_body(ids, take_top_k(kwargs))
-        reply = await self.http.post(
-            f"{self.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
+        reply = await self._parts.http.post(
+            f"{self._parts.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
         )
         return logprobs_result(ids, read_prompt_logprobs(reply.payload, ids))
 

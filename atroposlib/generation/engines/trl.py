@@ -75,11 +75,11 @@ class TrlVllmServer(TokenServer):
             if refusal.status_code != UNPROCESSABLE:
                 raise
             raise TokensMissing(
-                f"{self.root_url} takes text only, so tokens cannot be sent exactly; use a "
+                f"{self._parts.root_url} takes text only, so tokens cannot be sent exactly; use a "
                 "newer TRL, or plain vLLM with server_type vllm"
             ) from refusal
         outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
-        return expect_outputs(outputs, body["n"], f"{self.root_url}{GENERATE_PATH}")
+        return expect_outputs(outputs, body["n"], f"{self._parts.root_url}{GENERATE_PATH}")
 
     async def _complete_text(
         self, kind: str, prompt: str, kwargs: Mapping[str, Any]
@@ -105,8 +105,8 @@ class TrlVllmServer(TokenServer):
         return completion_payload(kind, self.config.model_name, choices, prompted, sampled)
 
     async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
-        url = f"{self.root_url}{GENERATE_PATH}"
-        reply = await self.http.post(url, body, **request_options(kwargs))
+        url = f"{self._parts.root_url}{GENERATE_PATH}"
+        reply = await self._parts.http.post(url, body, **request_options(kwargs))
         require_field(reply.payload.get("completion_ids"), "completion_ids", GENERATE_PATH)
         return reply.payload
 

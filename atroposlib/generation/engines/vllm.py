@@ -66,8 +66,8 @@ class VLLMServer(TokenServer):
         # Read before sampling: if weights change in between, the label is too old and not too
         # new, so staleness is never understated. Spans and the header take precedence.
         label = await self._weight_label()
-        url = f"{self.root_url}{route.path}"
-        reply = await self.http.post(url, body, **request_options(kwargs))
+        url = f"{self._parts.root_url}{route.path}"
+        reply = await self._parts.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
         outputs = route.read_generations(reply.payload, ids, label)
         return expect_outputs(outputs, int(params["n"]), url)
@@ -79,7 +79,7 @@ class VLLMServer(TokenServer):
         params = {**sampling_params(kwargs), "n": 1, "temperature": 0.0, "top_p": 1.0}
         route = await self._token_route()
         body = route.body(self.config.model_name, ids, {**params, **wanted})
-        reply = await self.http.post(f"{self.root_url}{route.path}", body)
+        reply = await self._parts.http.post(f"{self._parts.root_url}{route.path}", body)
         return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
 
     async def _token_route(self) -> TokenRoute:
@@ -94,14 +94,16 @@ class VLLMServer(TokenServer):
             if self._route is None:
                 self._route = await self._detect_route()
                 self._has_weight_info = await self._probe_weight_info()
-                logger.info("%s: token requests go to %s", self.root_url, self._route.path)
+                logger.info(
+                    "%s: token requests go to %s", self._parts.root_url, self._route.path
+                )
         return self._route
 
     async def _detect_route(self) -> TokenRoute:
         *candidates, fallback = TOKEN_ROUTES
         for route in candidates:
-            url = f"{self.root_url}{route.path}"
-            status = (await self.http.send("POST", url, json={})).status_code
+            url = f"{self._parts.root_url}{route.path}"
+            status = (await self._parts.http.send("POST", url, json={})).status_code
             if status in SERVER_UNREADY_STATUS:
                 raise InferenceUnavailable(f"POST {url}: status {status}")
             if status not in ROUTE_ABSENT_STATUS:
@@ -109,14 +111,14 @@ class VLLMServer(TokenServer):
         return fallback
 
     async def _probe_weight_info(self) -> bool:
-        response = await self.http.send("GET", f"{self.root_url}/weight_info")
+        response = await self._parts.http.send("GET", f"{self._parts.root_url}/weight_info")
         return response.status_code == 200 and VERSION_HEADER not in response.headers
 
     async def _weight_label(self) -> Any:
         """Version from GET /weight_info, for servers that set no version header."""
         if not self._has_weight_info:
             return None
-        response = await self.http.send("GET", f"{self.root_url}/weight_info")
+        response = await self._parts.http.send("GET", f"{self._parts.root_url}/weight_info")
         try:
             return read_reply(response).payload.get("weight_version")
         except InferenceRefused:

@@ -131,13 +131,13 @@ class StickyRoute(FailoverRoute):
     def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
         super().__init__(servers, first, routing_key=str(uuid.uuid4()))
         self.on: APIServer = first
-        first.open_session()
+        first._parts.add_sessions(1)
 
     def move_to(self, server: APIServer) -> None:
         super().move_to(server)
-        self.on.end_session()
+        self.on._parts.add_sessions(-1)
         self.on = server
-        server.open_session()
+        server._parts.add_sessions(1)
 
 
 @dataclass(eq=False)
@@ -175,7 +175,7 @@ def sticky_session(
     try:
         yield StickySession(route, max_n_completions)
     finally:
-        route.on.end_session()
+        route.on._parts.add_sessions(-1)
 
 
 async def _recorded_outputs(server: APIServer, kwargs: Kwargs) -> FourTuple:

@@ -40,20 +40,20 @@ def any_available(servers: Sequence[APIServer]) -> bool:
 def recheck(servers: Sequence[APIServer]) -> None:
     for server in servers:
         if isinstance(server, APIServer):
-            server.health.recheck()
+            server._parts.health.recheck()
 
 
 def is_up(server: Any) -> bool:
     """Whether a server is not known to be down. Stand-ins of tests may set ``server_healthy``."""
     if isinstance(server, APIServer):
-        return server.health.state is not HealthState.DOWN
+        return server._parts.health.state is not HealthState.DOWN
     return bool(getattr(server, "server_healthy", True))
 
 
 def free_slots(server: Any, split: str) -> int:
     """Free slots minus open sessions; for a stand-in of a test only free slots."""
     if isinstance(server, APIServer):
-        return server.headroom(split) - server.sessions
+        return APIServer.headroom(server, split) - server._parts.sessions
     slots = getattr(server, "sem" if split == "train" else "eval_sem", None)
     value = getattr(slots, "_value", 0)
     return value if isinstance(value, int) else 0

@@ -110,7 +110,7 @@ class ServerManager(RoutedCalls):
         """
         if self.template is None:
             return []
-        known = [server.root_url for server in self.servers]
+        known = [server._parts.root_url for server in self.servers]
         joined = directory.urls_to_add(known)
         new = [
             self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
@@ -120,10 +120,10 @@ class ServerManager(RoutedCalls):
             server.announced_version = self._version
             await server.update_weight(self._weight)
         left = directory.urls_to_remove([*known, *joined])
-        gone = [server for server in self.servers if server.root_url in left]
+        gone = [server for server in self.servers if server._parts.root_url in left]
         self.servers[:] = [known for known in self.servers if known not in gone] + new
         for server in gone:
-            server.health.mark_suspect()
+            server._parts.health.mark_suspect()
             await server.close()  # ends requests that would wait for a node that is gone
         for what, urls in (("takes part", joined), ("has left the directory", left)):
             for url in urls:
@@ -230,7 +230,7 @@ class ServerManager(RoutedCalls):
     @property
     def waiting_on(self) -> str | None:
         """Reason why callers wait, apart from slots, for status displays; None if none."""
-        waits = [server.health.waiting_on for server in self.servers]
+        waits = [server._parts.health.waiting_on for server in self.servers]
         return next((wait for wait in waits if wait is not None), None)
 
     async def states(self) -> list[ServerState]:
@@ -250,9 +250,9 @@ class ServerManager(RoutedCalls):
 
     def _server_at(self, base_url: str) -> APIServer:
         for server in self.servers:
-            if server.base_url == base_url.rstrip("/"):
+            if server._parts.base_url == base_url.rstrip("/"):
                 return server
-        known = ", ".join(server.base_url for server in self.servers)
+        known = ", ".join(server._parts.base_url for server in self.servers)
         raise ConfigError(f"base_url: no server at {base_url}; there is {known}")
 
 

@@ -278,8 +278,7 @@ def request_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def prompt_ids(kwargs: Mapping[str, Any], tokenizer: Any) -> list[int]:
     """``input_ids``, else ``prompt`` encoded; a second leading BOS is removed.
 
-    A rendered chat template contains a BOS, and encoding adds a second. Training data has a
-    single BOS.
+    A rendered chat template contains a BOS, and encoding adds a second; training data has one.
     """
     if kwargs.get("input_ids") is not None:
         ids = list(kwargs["input_ids"])
@@ -291,6 +290,4 @@ def prompt_ids(kwargs: Mapping[str, Any], tokenizer: Any) -> list[int]:
 
 
 def without_doubled_bos(ids: list[int], bos: int | None) -> list[int]:
-    if bos is not None and ids[:2] == [bos, bos]:
-        return ids[1:]
-    return ids
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids

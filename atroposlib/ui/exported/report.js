@@ -16,10 +16,10 @@ function file(name) { // h() has addresses of this page only
   return node;
 }
 
-function curves({ title, series, range, log }, { signal }) {
+function curves({ title, about, series, range, log }, { signal }) {
   const [first, ...more] = series;
   const keys = series.map((one, at) => h("span", { class: "key" }, h("i", { class: TINTS[at] }), one.label));
-  return chart({ title: [h("b", {}, title), " ", keys, h("small", {}, "by training step")], points: first.points, dots: first.dots, more,
+  return chart({ title: [h("b", {}, title), " ", keys, h("small", {}, about ?? "by training step")], points: first.points, dots: first.dots, more,
     scale: log ? { distr: 3 } : range ? { range } : {}, signal });
 }
 

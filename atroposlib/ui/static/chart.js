@@ -13,6 +13,9 @@ export const colourOf = (name) => {
   return color;
 };
 
+// uPlot would draw a curve of zeros on an axis from 0 to 100.
+export const valueRange = (_, low, high) => (low === 0 && high === 0 ? [0, 1] : low === null ? [null, null] : uPlot.rangeNum(low, high, 0.1, true));
+
 function ema(values, alpha) { // mean of the points so far, the newest weighted most
   let mean = null;
   return values.map((value) => { mean = value === null ? mean : mean === null ? value : alpha * value + (1 - alpha) * mean; return mean; });
@@ -39,7 +42,7 @@ export function chart({ title, points, more = [], scale = {}, smooth = 1, dots =
     plot = new uPlot({
       width, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: false }, y: scale },
+      scales: { x: { time: false }, y: { range: scale.distr ? undefined : valueRange, ...scale } },
       axes: [{ ...axis, size: 24, space: 60, incrs: STEPS }, { ...axis, size: 48, space: 28, values: (_, splits) => splits.map((v) => (v === null ? "" : number(v, 2))) }],
       series: [{}, { stroke: smooth < 1 ? light : accent, width: 1.25, spanGaps: more.length > 0, points: seldom(curves[0], accent) },
         ...more.map((one) => ({ stroke: other, width: one.dots ? 0 : 1.25, spanGaps: true, points: seldom(one, other) })),

@@ -46,7 +46,8 @@ function steering({ name, state, weight, max_rollouts: most, connected }) {
   const verbs = { running: "resume", draining: "drain", paused: "pause" };
   return h("p", { title: "drain: no new rollouts; pause: its queued groups wait too" }, state !== "running" && [mark(true, state), " "],
     Object.keys(verbs).filter((to) => to !== state).map((to) => [h("button", { onclick: () => set({ state: to }) }, verbs[to]), " "]),
-    h("small", {}, "weight "), field("weight", weight), h("small", {}, " at most "), field("max_rollouts", most), h("small", {}, " rollouts "), mark(true, refused.get(name) ?? ""));
+    h("span", { class: "key" }, h("small", {}, "weight "), field("weight", weight)), " ",
+    h("span", { class: "key" }, h("small", {}, "at most "), field("max_rollouts", most), h("small", {}, " rollouts")), " ", mark(true, refused.get(name) ?? ""));
 }
 
 function environment(name, { share, said, beats, points, lengths }) {

@@ -1,7 +1,7 @@
 // Curves of several runs over each other: a line each, and a band from the lowest to the highest seed.
 
 import { h, number } from "./dom.js";
-import { STEPS, colourOf } from "./chart.js";
+import { STEPS, colourOf, valueRange } from "./chart.js";
 import { swatch, tint } from "./chosen.js";
 
 const HEIGHT = 190;
@@ -35,7 +35,7 @@ export function overlay({ title, series, xTitle, signal }) {
     const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     plot = new uPlot({
       width: Math.max(200, place.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
-      cursor: { y: false, drag: { x: true, y: false }, points: { size: 5 } }, scales: { x: { time: false } },
+      cursor: { y: false, drag: { x: true, y: false }, points: { size: 5 } }, scales: { x: { time: false }, y: { range: valueRange } },
       axes: [{ ...axis, size: 24, space: 70, incrs: STEPS, values: (_, splits) => splits.map((v) => (v >= 1e4 ? `${number(v / 1e3, v >= 1e6 ? 0 : 1)}k` : number(v, 0))) },
         { ...axis, size: 48, space: 28, values: (_, splits) => splits.map((v) => (v === null ? "" : number(v, 2))) }],
       series: lines.map((one, n) => (n === 0 ? {} : { stroke: one.edge ? "transparent" : colourOf(tint(one.at)), width: one.edge ? 0 : 1.5, spanGaps: true,

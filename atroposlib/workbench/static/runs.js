@@ -68,7 +68,7 @@ export async function show(context) {
       onclick: (event) => { cursor = at; if (!event.target.closest("a, input")) toggle(run.key); } },
     h("td", {}, box), h("td", { class: "name" }, pageLink(run, run.name), run.problem && h("div", { class: "why" }, mark(true, run.problem))),
     h("td", {}, stateCell(run)), h("td", { class: "num" }, stepsCell(run)), h("td", { class: "num" }, fixed(run.reward)),
-    h("td", { class: "num" }, duration(run.seconds)), h("td", { class: "num" }, number(run.tokens, 0)), h("td", { class: "num" }, time(run.ended)),
+    h("td", { class: "num" }, duration(run.seconds)), h("td", { class: "num" }, number(run.tokens, 0)), h("td", { class: "num" }, run.live ? "–" : time(run.ended)),
     settings().map(({ name }) => h("td", { class: "set" }, orDash(run.settings[name]))));
   }
 

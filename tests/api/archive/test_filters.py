@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.archive.filters import envs_called, order_of, where
+from atroposlib.api.archive.filters import envs_called, name_of_label, order_of, where
 from atroposlib.errors import ConfigError
 from atroposlib.wire.explore import RolloutRow
 from tests.api.archive.rollouts import group, index_of, row
@@ -123,6 +123,22 @@ def test_a_page_may_end_in_a_dropped_group_whose_id_is_negative():
     order = order_of({})
     key = order.key(RolloutRow(gid=-3, row=1))
     assert order.start(where({}), key).values == (-3, 1)
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("sums", "sums"),
+        ("sums_0", "sums"),
+        ("sums_12", "sums"),
+        ("sums_long_0", "sums_long"),
+        ("sums_2_0", "sums_2"),
+        ("7", "7"),
+        ("", ""),
+    ],
+)
+def test_a_label_has_its_name_and_a_number(label, name):
+    assert name_of_label(label) == name
 
 
 def test_a_name_stands_for_its_numbered_environments():

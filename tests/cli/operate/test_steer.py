@@ -7,7 +7,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.cli.operate import steer
-from atroposlib.errors import ConfigError, UnknownEnv
+from atroposlib.errors import UnknownEnv
 from tests.api.harness import ENV, TRAINER
 from tests.serving import served
 
@@ -39,11 +39,19 @@ def test_weight_state_and_limit_are_set_shown_and_given_back(url, capsys):
 
 def test_mistakes_are_told_and_change_nothing(url, capsys):
     httpx.post(f"{url}/register-env", json=ENV)
-    for words in (["e"], ["--weight", "2"], ["e", "stop"], ["e", "--weight", "much"]):
+    mistakes = {
+        ("--weight", "2"): "name the environment",
+        ("e", "stop"): "invalid choice: 'stop'",
+        ("e", "--weight", "much"): "argument --weight: a number above 0",
+        ("e", "--weight", "0"): "argument --weight: a number above 0",
+        ("e", "--rollouts", "0"): "argument --rollouts: a whole number from 1",
+    }
+    for words, message in mistakes.items():
         with pytest.raises(SystemExit):
             steer.main([*words, "--api-url", url])
-    with pytest.raises(ConfigError, match="weight: .*greater than 0"):
-        steer.main(["e", "--weight", "0", "--api-url", url])
-    with pytest.raises(UnknownEnv, match="there are: e"):
-        steer.main(["f", "pause", "--api-url", url])
+        assert message in capsys.readouterr().err
+    for words in (["f", "pause"], ["pause"]):
+        with pytest.raises(UnknownEnv, match="there are: e"):
+            steer.main([*words, "--api-url", url])
+    assert "e_0: running" in _printed(capsys, url, "e")
     assert "running, weight 1" in _printed(capsys, url)
