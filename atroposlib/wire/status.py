@@ -157,6 +157,22 @@ class ProcessReport(BaseModel):
     text: str
 
 
+class TokenReport(BaseModel):
+    """Balance of tokens at this process; GET /explore/account has its lines."""
+
+    age_s: float
+    generated: int  # tokens that servers returned
+    trained: int
+    moving: int
+    unknown: int  # posted tokens that the archive does not list; 0 at rest
+    useful: float | None = None  # trained / generated
+    # trained share of the tokens whose end is known, without evaluations and judges;
+    # of the last steps, and of the run before these; None before there are enough steps
+    useful_recent: float | None = None
+    useful_usual: float | None = None
+    recent_losses: dict[str, float] = {}  # largest shares of the last steps, by end state
+
+
 class VerdictReport(BaseModel):
     """State of a run, as every surface shows it.
 
@@ -210,6 +226,7 @@ class RunStatus(BaseModel):
     # groups with a refuted or absent claim at this process: "refused", "warned"
     uncertified: dict[str, int] = {}
     refusal: str | None = None  # why posts were refused in the last 30 s
+    tokens: TokenReport | None = None
     verdict: VerdictReport | None = None
 
 

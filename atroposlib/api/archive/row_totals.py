@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atroposlib.api.archive.index import Index
-from atroposlib.api.decisions.balance import RowTotal
+from atroposlib.api.common.run_record import ProcessAccount
+from atroposlib.api.decisions.balance import RowTotal, run_account
+from atroposlib.wire.explore import RunAccount
 
 _ROWS = (
     "SELECT env, version_min, step, state, why, SUM(n_trained), COUNT(*) FROM rollout "
@@ -19,6 +23,13 @@ _FREED = (
     "WHERE batch.state IN ('acked', 'committed') AND rollup.n > COALESCE(kept.n, 0)"
 )
 _OLDEST = "SELECT MIN(gid) FROM rollout WHERE gid > 0"
+
+
+def index_account(
+    index: Index, accounts: Sequence[ProcessAccount], now: float, by: str = ""
+) -> RunAccount:
+    """The balance of the reports ``accounts`` and the rows of the index."""
+    return run_account(accounts, row_totals(index), now, by, has_freed_rows(index))
 
 
 def row_totals(index: Index) -> list[RowTotal]:

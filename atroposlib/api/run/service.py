@@ -43,6 +43,7 @@ from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.judge import Judge
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
+from atroposlib.api.run.token_balance import TokenBalance
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.ack import After
 from atroposlib.api.store.sql.run import begin_run, reset_run
@@ -80,6 +81,7 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
+        self.token_balance = TokenBalance(self.context)
         self.judge = Judge(self.metrics, self.events, clock)
         self._roster = run_state.Roster()
         self._held: dict[tuple[str, str], int] = {}  # (run, server) -> newest version reported
@@ -340,7 +342,10 @@ class RolloutService:
         """The status of the run, with the verdict on it."""
         began = monotonic()
         status = await self.figures()
-        verdict = await self.judge.verdict(status, monotonic() - began)
+        answer_s = monotonic() - began
+        tokens = await self.token_balance.report(status.batches_acked)
+        status = status.model_copy(update={"tokens": tokens})
+        verdict = await self.judge.verdict(status, answer_s)
         return status.model_copy(update={"verdict": verdict})
 
     async def figures(self) -> wire.RunStatus:
