@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
+from atroposlib.api.archive import token_balance
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.run import token_balance
 from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store

@@ -11,7 +11,7 @@ from atroposlib.run_status.evidence import Evidence, Lines, RuleMatch, detail_of
 FULL = 0.95  # share of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
 REPEATED = 0.05
-HALVED = 0.5  # of the usual share of trained tokens
+HALVED = 0.5  # share of the usual useful share
 SLOW_STORE_S, SLOW_ANSWER_S = 0.3, 1.0  # the first is a bound of the histogram
 LATE_CALLS = 5  # fewer late calls mean a busy moment
 _MINIMUM = re.compile(r"at least (\d+) sequences of (.+?) \(env \d+\), but (\d+) are queued")

@@ -121,8 +121,8 @@ class EnvShare(BaseModel):
     realised: float  # share of the tokens delivered for training so far
     connected: bool = True
     state: SteeredState = "running"
-    max_rollouts: int | None = None  # of each process, if an operator limits them
-    own_weight: float | None = None  # of its registration, if an operator set another
+    max_rollouts: int | None = None  # limit of each process by an operator
+    own_weight: float | None = None  # registered weight, where an operator set another
     buffered: int = 0  # sequences that wait for the rest of their group
 
 
@@ -167,7 +167,7 @@ class TokenReport(BaseModel):
     unknown: int  # posted tokens that the archive does not list; 0 at rest
     useful: float | None = None  # trained / generated
     # trained share of the tokens whose end is known, without evaluations and judges;
-    # of the last steps, and of the run before these; None before there are enough steps
+    # the last steps, and the run before these; None before there are enough steps
     useful_recent: float | None = None
     useful_usual: float | None = None
     recent_losses: dict[str, float] = {}  # largest shares of the last steps, by end state

@@ -30,9 +30,9 @@ from atroposlib.api.archive.row_texts import (
     stored_payloads,
     texts_of_rows,
 )
-from atroposlib.api.archive.row_totals import index_account
 from atroposlib.api.archive.run_views import RunViews, histogram_field, histogram_of
 from atroposlib.api.archive.selection import SAMPLE, ChosenRows, row_kinds
+from atroposlib.api.archive.token_balance import index_account
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer

@@ -40,8 +40,8 @@ class StepTotals(NamedTuple):
 class UsefulShares(NamedTuple):
     """Trained shares of the tokens whose end is known."""
 
-    usual: float  # up to the last steps
-    recent: float  # of the last steps
+    usual: float  # before the last steps
+    recent: float
     losses: Mapping[str, float]  # largest shares of the last steps, by end state
 
 

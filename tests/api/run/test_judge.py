@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.archive import indexer
+from atroposlib.api.archive import indexer, token_balance
 from atroposlib.api.archive.records import StepFact
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.run import judge, metrics, posts, token_balance
+from atroposlib.api.run import judge, metrics, posts
 from atroposlib.api.web.routes_groups import KEY_HEADER, RUN_ID_HEADER
 from atroposlib.envs.rollout.filters import RejectReason
 from atroposlib.envs.runtime.sender import GroupStats

@@ -1,4 +1,4 @@
-"""Figures of the balance in the status: read again after seconds, forgotten at a reset."""
+"""Totals of the rows of an index, and figures of the balance in the status."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import threading
 
 import pytest
 
-from atroposlib.api.run import token_balance
+from atroposlib.api.archive import token_balance
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.token_balance import has_freed_rows, row_totals
+from atroposlib.api.decisions.balance import RowTotal
 from tests.api.harness import Api, sampled
+
+ROW = "INSERT INTO rollout (gid, row, env, n_trained, state, batch_no, step) VALUES {}"
 
 
 @pytest.fixture
@@ -113,3 +118,24 @@ async def test_a_reset_in_mid_run_begins_from_zero_and_is_no_alarm(api):
         keys = {finding["key"] for finding in status["verdict"]["findings"]}
         assert not keys & {"useful-share-halved", "tokens-unknown"}
     assert status["tokens"]["useful"] == 0.1 and status["tokens"]["useful_usual"] is None
+
+
+def test_rows_of_a_freed_group_count_by_the_sum_of_their_batch():
+    index = Index(None)
+    index.change(
+        ROW.format(
+            "(1, 0, 'a', 5, 'committed', 1, 7), (2, 0, 'a', 6, 'committed', 1, 7), "
+            "(-1, 0, 'a', 9, 'dropped', NULL, NULL), (3, 0, 'a', 4, 'pending', NULL, NULL)"
+        )
+    )
+    index.change("INSERT INTO batch (no, step, state) VALUES (1, 7, 'committed')")
+    index.change("INSERT INTO rollup (batch_no, env, n, trained) VALUES (1, 'a', 2, 11)")
+    assert not has_freed_rows(index)
+    index.change("DELETE FROM rollout WHERE gid = 1")
+    assert has_freed_rows(index)
+    assert sorted(row_totals(index), key=lambda row: row.tokens) == [
+        RowTotal("a", None, None, "pending", None, 4, 1),
+        RowTotal("a", None, 7, "committed", None, 5, 1),
+        RowTotal("a", None, 7, "committed", None, 6, 1),
+    ]
+    index.close()
