@@ -1,4 +1,4 @@
-"""Useful share of the sampled tokens: that of the last steps beside that of the run before. Pure.
+"""Useful share of the sampled tokens: of the last steps, and of the run before them. Pure.
 
     balance at each step --> StepTotals --> LastSteps --> UsefulShares
 
