@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from atroposlib.api.archive import token_balance
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
@@ -287,6 +288,8 @@ async def _watching(s: Session) -> None:
     server = {"role": "inference", "name": "inference-0", "phase": "serving", "announces": own}
     await s.say(None, "POST", "/heartbeat", server)
     await s.say("servers", "GET", "/servers")
+    s.app.state.service.context.indexer.flush()
+    token_balance.WAIT_S = 60.0  # the example has the balance, however slow the machine
     await s.say("status", "GET", "/status")
     await s.say("health", "GET", "/health")
     await s.say("why", "GET", "/explore/why")

@@ -150,6 +150,11 @@ class Evidence:
         """Growth of a number of /status between the samples; it may be negative."""
         return self.count(name) - float((self.before.status or self.status).get(name) or 0)
 
+    def tokens(self, name: str, sample: RunSample | None = None) -> float:
+        """A figure of the balance of tokens; 0 while it is unknown."""
+        balance = ((sample or self.now).status or {}).get("tokens") or {}
+        return float(balance.get(name) or 0)
+
     def age(self, kind: str) -> float:
         """Seconds since the last event of this kind, at most the uptime of the API."""
         ages = self.status.get("ages_s") or {}

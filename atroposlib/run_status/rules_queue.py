@@ -11,6 +11,7 @@ from atroposlib.run_status.evidence import Evidence, Lines, RuleMatch, detail_of
 FULL = 0.95  # share of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
 REPEATED = 0.05
+HALVED = 0.5  # share of the usual useful share
 SLOW_STORE_S, SLOW_ANSWER_S = 0.3, 1.0  # the first is a bound of the histogram
 LATE_CALLS = 5  # fewer late calls mean a busy moment
 _MINIMUM = re.compile(r"at least (\d+) sequences of (.+?) \(env \d+\), but (\d+) are queued")
@@ -245,3 +246,25 @@ def index_unfit(e: Evidence) -> Lines:
 def thread_failed(e: Evidence) -> Lines:
     failures: dict[str, int] = e.status.get("thread_failures") or {}
     return [f"{name}: {count} times" for name, count in failures.items()]
+
+
+@rule(41, "warning", "tokens of posted groups are in no row of the archive")
+@fix("atropos account RUN --by env; see the log of the API: at rest this is damage, or a bug")
+def tokens_unknown(e: Evidence) -> Lines:
+    unknown, moving = e.tokens("unknown"), e.tokens("moving")
+    # A balance from before the rest may miss rows that the index took meanwhile.
+    at_rest = e.idle("groups", ev.SILENT_S + e.tokens("age_s"))
+    if not at_rest or not 0 < e.tokens("unknown", e.before) <= unknown:
+        return []
+    return [f"{unknown:,.0f} tokens, with {moving:,.0f} under way and nothing in motion"]
+
+
+@rule(42, "warning", "half as many sampled tokens are trained as before in this run")
+@fix("atropos account RUN --by step shows the end states: correct what grew")
+def useful_share_halved(e: Evidence) -> Lines:
+    usual, recent = e.tokens("useful_usual"), e.tokens("useful_recent")
+    losses = (e.status.get("tokens") or {}).get("recent_losses") or {}
+    if not losses or recent > HALVED * usual:
+        return []
+    lost = [f"{share:.0%} {state}" for state, share in losses.items()]
+    return [f"{recent:.0%} in the last steps, {usual:.0%} before", ", ".join(lost)]

@@ -117,6 +117,8 @@ def table_lines(report: RunReport, height: int = 10_000) -> list[Line]:
     if status is None:
         return why
     title = f"{report.url}  {status['state']}  step {status['current_step']}"
+    if (useful := (status.get("tokens") or {}).get("useful")) is not None:
+        title += f"  useful tokens {useful:.0%}"
     head: list[Line] = [(title, "bold"), (flow_line(report), ""), ("", "")]
     figures = {p["name"]: _figures_of(p, status) for p in status["participants"]}
     rows: list[Line] = [_process_line(process, figures) for process in verdict["processes"]]

@@ -120,13 +120,15 @@ def document_of(verdict: StatusVerdict) -> dict[str, Any]:
 
 
 def progress_line(e: Evidence) -> str:
-    """Step, usual time of a step, last batch, and what the trainer does now."""
+    """Step, usual time of a step, last batch, useful tokens, and what the trainer does now."""
     total = e.status.get("num_steps")
     parts = [f"step {e.count('current_step'):.0f}" + (f" of {total}" if total else "")]
     if e.usual_step_s:
         parts.append(f"{e.usual_step_s:.0f} s a step")
     if "acked" in (e.status.get("ages_s") or {}):
         parts.append(f"last batch trained {e.age('acked'):.0f} s ago")
+    if e.tokens("trained"):
+        parts.append(f"{e.tokens('useful'):.0%} of the tokens useful")
     return "; ".join(filter(None, [", ".join(parts), _activity(e)]))
 
 

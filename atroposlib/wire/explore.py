@@ -308,5 +308,5 @@ class RunAccount(Struct, kw_only=True):
     useful: float | None  # trained / generated; None: nothing was generated
     moving: int  # tokens in flight, queued, leased or journalled
     unknown: int  # posted tokens that the archive does not list; 0 at rest
-    processes: int  # that reported
+    processes: int  # processes with a report
     lines: list[AccountLine]

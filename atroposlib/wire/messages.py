@@ -184,7 +184,7 @@ class SteerRequest(BaseModel):
     state: SteeredState = "running"
     # None: that of its registration
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    max_rollouts: Count | None = None  # per process, at once; None: its own limit
+    max_rollouts: Count | None = None  # limit of each process; None: its own
 
 
 # --- 3. a scored group --------------------------------------------------------------

@@ -121,8 +121,8 @@ class EnvShare(BaseModel):
     realised: float  # share of the tokens delivered for training so far
     connected: bool = True
     state: SteeredState = "running"
-    max_rollouts: int | None = None  # per process, if an operator limits them
-    own_weight: float | None = None  # the registered weight, if an operator set another
+    max_rollouts: int | None = None  # limit of each process by an operator
+    own_weight: float | None = None  # registered weight, where an operator set another
     buffered: int = 0  # sequences that wait for the rest of their group
 
 
@@ -155,6 +155,22 @@ class ProcessReport(BaseModel):
     label: str  # the name that views show
     state: Literal["works", "waits", "silent", "ended"]
     text: str
+
+
+class TokenReport(BaseModel):
+    """Balance of tokens at this process; GET /explore/account has its lines."""
+
+    age_s: float
+    generated: int  # tokens that servers returned
+    trained: int
+    moving: int
+    unknown: int  # posted tokens that the archive does not list; 0 at rest
+    useful: float | None = None  # trained / generated
+    # trained share of the tokens whose end is known, without evaluations and judges;
+    # the last steps, and the run before these; None before there are enough steps
+    useful_recent: float | None = None
+    useful_usual: float | None = None
+    recent_losses: dict[str, float] = {}  # largest shares of the last steps, by end state
 
 
 class VerdictReport(BaseModel):
@@ -210,6 +226,7 @@ class RunStatus(BaseModel):
     # groups with a refuted or absent claim at this process: "refused", "warned"
     uncertified: dict[str, int] = {}
     refusal: str | None = None  # why posts were refused in the last 30 s
+    tokens: TokenReport | None = None
     verdict: VerdictReport | None = None
 
 

@@ -19,6 +19,12 @@ NAMES = {0: "sums_0", 1: "code_1"}
 SHARE = {"name": "sums_0", "buffered": 3, "asked": 1.0, "realised": 1.0}
 HELD = "the store is full, 990 of 1000 bytes"
 
+HALVED = {
+    "useful_recent": 0.3,
+    "useful_usual": 0.6,
+    "recent_losses": {"dropped/too_long": 0.5, "masked": 0.2},
+}
+
 
 def reason(counts, size, needs=None):
     """The text of the API itself."""
@@ -117,6 +123,14 @@ STALLS = {
     "index-behind": (moving(*HERE, index_skipped=7, before={"index_skipped": 3}), "4 records"),
     "index-unfit": (moving(*HERE, index_unfit=2), "2 records"),
     "thread-failed": (moving(*HERE, thread_failures={"indexer": 3}), "indexer: 3 times"),
+    "tokens-unknown": (
+        still(*HERE, tokens={"unknown": 120, "moving": 40, "age_s": 2.0}),
+        "120 tokens, with 40 under way",
+    ),
+    "useful-share-halved": (
+        moving(tokens=HALVED),
+        "30% in the last steps, 60% before\n50% dropped/too_long, 20% masked",
+    ),
     "slow-store": (
         with_counters(
             HEALTHY,
@@ -188,6 +202,33 @@ def test_posts_that_were_refused_lately_are_named_before_what_follows_from_it():
     dropping = env("rollout, most groups dropped", drops)
     found = diagnose(still(WAITING, dropping, server(), blocked_reason=reason, refusal=full))
     assert found[0].key == "store-full" and found[0].evidence[0] == full
+
+
+@pytest.mark.parametrize(
+    ("ages", "tokens", "before"),
+    [
+        (12.0, {"unknown": 9, "age_s": 0.0}, {}),  # the index may lag behind the last post
+        (17.0, {"unknown": 9, "age_s": 4.0}, {}),  # a balance from before the rest
+        (90.0, {"unknown": 9, "age_s": 4.0}, {"unknown": 12}),  # the index catches up
+        (90.0, {"unknown": 0, "moving": 50, "age_s": 4.0}, {}),
+        (90.0, None, {}),  # an API of an earlier release
+    ],
+)
+def test_tokens_are_not_missing_while_the_archive_may_still_take_them(ages, tokens, before):
+    evidence = still(*HERE, ages=ages, tokens=tokens)
+    status = {**evidence.before.status, "tokens": {**(tokens or {}), **before}}
+    evidence = replace(evidence, before=replace(evidence.before, status=status))
+    assert rules.tokens_unknown(evidence) is None
+
+
+@pytest.mark.parametrize("tokens", [{**HALVED, "useful_recent": 0.31}, {"unknown": 0}, None])
+def test_a_useful_share_above_half_of_the_usual_is_no_finding(tokens):
+    assert rules.useful_share_halved(moving(tokens=tokens)) is None
+
+
+def test_a_halved_share_is_left_out_where_its_cause_is_shown():
+    deadly = moving(*HERE, batches_dead=1, dead_groups=4, tokens=HALVED)
+    assert [finding.key for finding in diagnose(deadly)] == ["dead-batches"]
 
 
 def test_the_environments_that_an_operator_steers_are_those_of_the_shares():

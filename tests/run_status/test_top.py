@@ -38,6 +38,12 @@ def test_the_table_has_flow_processes_batches_and_the_first_finding():
     assert page.endswith("the trainer trains batch 4 (1 s, usual 2 s)") and "healthy: " in page
 
 
+def test_the_title_has_the_useful_share_also_of_a_run_that_stands_still():
+    stuck = still(trainer() | {"age_s": 26.0}, tokens={"useful": 0.614})
+    assert shown(stuck)[0].endswith("STARTED  step 4  useful tokens 61%")
+    assert shown(moving(tokens={"useful": None}))[0].endswith("step 4")
+
+
 def test_an_environment_has_its_share_reward_and_drops():
     share = {"name": "sums_0", "asked": 0.5, "realised": 0.4}
     figures = {"reward": 0.25, "groups_sent": 9, "groups_dropped": 3}

@@ -22,6 +22,13 @@ def test_a_healthy_run_says_step_usual_time_last_batch_and_what_goes_on():
     )
 
 
+def test_a_healthy_run_says_the_useful_share_of_its_tokens():
+    tokens = {"generated": 90, "trained": 55, "useful": 55 / 90}
+    line = judge(moving(tokens=tokens)).line
+    assert "last batch trained 2 s ago, 61% of the tokens useful; the trainer" in line
+    assert "useful" not in judge(moving(tokens={**tokens, "trained": 0, "useful": 0.0})).line
+
+
 def test_rates_are_those_of_the_last_seconds():
     verdict = judge(HEALTHY)
     assert (verdict.groups_per_s, verdict.tokens_per_s) == (5.0, 50.0)

@@ -111,6 +111,8 @@ def test_overview_has_the_time_by_cause_and_the_rest_of_the_run(run, tab):
     ]
     step = page.locator(".big", has_text="step").first.inner_text()
     assert "of 100" in step and "min left" in step  # 93 steps of 10 s
+    useful = page.locator(".big", has_text="useful tokens").inner_text()
+    assert re.search(r"\d+ %\s+of [\d,. ]+k? sampled", useful)
 
 
 def test_the_timeline_has_a_block_per_version_of_each_server(run, tab):

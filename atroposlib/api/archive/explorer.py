@@ -30,10 +30,9 @@ from atroposlib.api.archive.row_texts import (
     stored_payloads,
     texts_of_rows,
 )
-from atroposlib.api.archive.row_totals import has_freed_rows, row_totals
 from atroposlib.api.archive.run_views import RunViews, histogram_field, histogram_of
 from atroposlib.api.archive.selection import SAMPLE, ChosenRows, row_kinds
-from atroposlib.api.decisions.balance import run_account
+from atroposlib.api.archive.token_balance import index_account
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
@@ -237,8 +236,7 @@ class Explorer(RunViews):
             self._store.now() if about.live else math.inf
         )  # all processes of an ended run are over
         accounts = [about.accounts[name] for name in sorted(about.accounts)]
-        rows, freed = row_totals(self.index), has_freed_rows(self.index)
-        return run_account(accounts, rows, now, by, freed)
+        return index_account(self.index, accounts, now, by)
 
     # --- a group --------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class EnvSteering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     state: SteeredState = "running"
     weight: float | None = None  # None: that of its registration
-    max_rollouts: int | None = None  # per process, at once; None: its own limit
+    max_rollouts: int | None = None  # limit of each process; None: its own
 
 
 class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):

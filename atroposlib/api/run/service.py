@@ -17,6 +17,7 @@ from typing import Any
 from atroposlib import wire
 from atroposlib.api.archive.index import EXTRA_BYTES
 from atroposlib.api.archive.records import DropFact, RunFacts, StepFact, WeightFact
+from atroposlib.api.archive.token_balance import TokenBalance
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.records import MAX_DELIVERIES, GroupState, StoreStats
@@ -80,6 +81,7 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
+        self.token_balance = TokenBalance(self.context.indexer.index, clock)
         self.judge = Judge(self.metrics, self.events, clock)
         self._roster = run_state.Roster()
         self._held: dict[tuple[str, str], int] = {}  # (run, server) -> newest version reported
@@ -340,7 +342,10 @@ class RolloutService:
         """The status of the run, with the verdict on it."""
         began = monotonic()
         status = await self.figures()
-        verdict = await self.judge.verdict(status, monotonic() - began)
+        answer_s = monotonic() - began
+        tokens = await self.token_balance.report(self.run, status.batches_acked)
+        status = status.model_copy(update={"tokens": tokens})
+        verdict = await self.judge.verdict(status, answer_s)
         return status.model_copy(update={"verdict": verdict})
 
     async def figures(self) -> wire.RunStatus:

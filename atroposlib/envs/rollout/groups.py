@@ -330,8 +330,18 @@ def without_unscored(group: ScoredDataGroup) -> ScoredDataGroup:
     scores = group.get("scores")
     if scores is None or not any(score is None for score in scores):
         return group
-    rows = len(scores)
-    kept = [i for i, score in enumerate(scores) if score is not None]
+    return _group_of(group, [i for i, score in enumerate(scores) if score is not None])
+
+
+def unscored_rows(group: ScoredDataGroup) -> ScoredDataGroup:
+    """The group of the rows that :func:`without_unscored` leaves out."""
+    scores = group.get("scores") or ()
+    return _group_of(group, [i for i, score in enumerate(scores) if score is None])
+
+
+def _group_of(group: ScoredDataGroup, kept: Sequence[int]) -> ScoredDataGroup:
+    """The rows ``kept`` of a group."""
+    rows = len(group["scores"])
     fields: Mapping[str, Any] = group
     shorter = {
         name: [value[i] for i in kept] if _one_per_row(name, value, rows) else value

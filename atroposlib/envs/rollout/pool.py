@@ -27,10 +27,11 @@ from atroposlib.envs.rollout.groups import (
     group_size_of,
     item_label,
     score_problem,
+    unscored_rows,
     without_unscored,
 )
-from atroposlib.envs.rollout.samples import outcome_of
-from atroposlib.envs.rollout.token_account import TokenAccount, end_group
+from atroposlib.envs.rollout.samples import NO_SCORE, outcome_of
+from atroposlib.envs.rollout.token_account import TokenAccount, end_group, rows_of_group
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.sessions.recording import recorded_nodes
 from atroposlib.wire.status import (
@@ -149,6 +150,8 @@ def whole_groups(
                     raise ValueError(problem)
         if rows is None:
             continue
+        if rows is not group:
+            end_group(drop_state(NO_SCORE), rows_of_group(unscored_rows(group)))
         left = len(rows.get("scores") or ())
         expected = group_size_of(rows, env.config.group_size)
         if rows is not group and left < expected:

@@ -109,7 +109,9 @@ class Serve:
         return checked_identity(type(env), env.config, name_of(env) or self.runtime.label())
 
     def _begin_anew(self) -> None:
-        self.runtime.journal.follow_run(self._run.registration.run_id)
+        run_id = self._run.registration.run_id
+        self.runtime.account.begin_run(run_id)
+        self.runtime.journal.follow_run(run_id)
         self.runtime.pool.requeue_unfinished()
 
     @property
@@ -193,6 +195,7 @@ class Serve:
     async def register(self) -> None:
         """Join the run of the trainer, and send groups to it."""
         await self.registration.register()
+        self.runtime.account.begin_run(self._run.registration.run_id)
         self.sender = GroupSender(
             self.client,
             lambda: self._run.registration,

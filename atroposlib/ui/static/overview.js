@@ -50,6 +50,7 @@ function headline(s, curves, seen) {
     big("step", count(s.current_step) + (s.num_steps ? ` of ${count(s.num_steps)}` : ""), [perMin !== null && `${number(perMin, 1)} per min`, left > 0 && step_s && `${duration(left * step_s)} left`].filter(Boolean).join(", ")),
     big("policy version", count(s.policy_version), s.staleness?.in_queue ? `lag ${number((s.staleness.in_flight?.mean ?? 0) + s.staleness.in_queue.mean, 1)}` : ""),
     rewards(curves).slice(0, 4).map((one) => big(one.env ? `reward, ${one.env}` : "reward", number(one.points.at(-1)[1]), sparkline(one.points.slice(-80).map(([, y]) => y)))),
+    s.tokens?.useful != null && big("useful tokens", `${(s.tokens.useful * 100).toFixed(0)} %`, `of ${count(s.tokens.generated)} sampled`),
     big("state", s.state.toLowerCase(), `${count(s.batches_acked)} batches trained`));
 }
 // Mean seconds of a step by cause.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.archive import indexer
+from atroposlib.api.archive import indexer, token_balance
 from atroposlib.api.archive.records import StepFact
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.run import judge, metrics, posts
@@ -21,6 +21,7 @@ FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": 
 @pytest.fixture
 async def api(tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "APART_S", 0.0)
+    monkeypatch.setattr(token_balance, "WAIT_S", 600.0)
     made = Api(tmp_path, "sqlite")  # with an index of rollouts
     yield made
     await made.end()
@@ -332,6 +333,44 @@ async def failed_thread(api):
     assert indexer_.failures and indexer_.flush(600.0)
 
 
+async def reported(api, env, sequence, **tokens):
+    """Counters of an environment, by end state."""
+    counts = [
+        {"version": 0, "state": state, "tokens": count, "samples": 1}
+        for state, count in tokens.items()
+    ]
+    body = {"env_id": env, "instance": "e", "sequence": sequence, "counts": counts}
+    await api.post("/account", body)
+
+
+async def lost_rows(api):
+    generation, env = await joined(api)
+    await send(api, env, 2)
+    assert api.service.context.indexer.flush(600.0)
+    await reported(api, env, 1, posted=9)
+    await waits(api)
+
+
+async def more_drops(api):
+    """Of 4 tokens a step 4 are trained for 16 steps, and then 4 of 12 for 8 steps."""
+    generation, env = await joined(api)
+    dropped = 0
+    for step in range(1, 25):
+        dropped += 8 * (step > 16)
+        await send(api, env, 2, 2 * step, groups=2)
+        await api.trained(generation)
+        assert api.service.context.indexer.flush(600.0)
+        await reported(
+            api,
+            env,
+            step,
+            **{"posted": 4 * step, "dropped/too_long": dropped, "evaluated": 99},
+        )
+        api.now += 10
+        await both_work(api)
+        await api.get("/status")
+
+
 async def waits(api, phase="rollout", waiting_on=None, seconds=30, servers=(), **details):
     """A time in which trainer and environment wait."""
     api.now += seconds
@@ -371,6 +410,11 @@ STALLS = {
     "index-unfit": (unfit_record, "1 records since the API started"),
     "thread-failed": (failed_thread, "indexer: "),
     "mostly-dropped": (half_dropped, "8 of the last 8 groups dropped"),
+    "tokens-unknown": (lost_rows, "7 tokens, with 2 under way"),
+    "useful-share-halved": (
+        more_drops,
+        "33% in the last steps, 100% before 67% dropped/too_long",
+    ),
     "context-full": (full_contexts, "40 rollouts, with 10 groups sent"),
 }
 

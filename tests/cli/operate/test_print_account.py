@@ -6,10 +6,14 @@ import json
 
 import pytest
 
+from atroposlib.api.server import create_app
+from atroposlib.cli.operate import print_account
 from atroposlib.cli.operate.print_account import account_table, main
+from atroposlib.errors import ConfigError
 from atroposlib.wire.explore import AccountLine, RunAccount
 from tests.api.archive.certified import trained_run
 from tests.api.harness import Api
+from tests.serving import served
 
 
 @pytest.fixture
@@ -27,6 +31,26 @@ def test_rows_that_no_process_reported_count_as_returned(run, capsys):
     assert (account["processes"], account["unknown"]) == (0, 0)
     assert main([str(run)]) == 0
     assert "useful: 100.0%" in capsys.readouterr().out
+
+
+def test_a_live_run_is_read_by_its_address_again_until_an_interrupt(capsys, monkeypatch):
+    pauses = iter([None, KeyboardInterrupt])
+
+    def pause(seconds):
+        assert seconds == print_account.APART_S
+        if (end := next(pauses)) is not None:
+            raise end
+
+    monkeypatch.setattr(print_account.time, "sleep", pause)
+    with served(create_app()) as url, pytest.raises(KeyboardInterrupt):
+        main(["--api-url", url, "--live", "--json"])
+    accounts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [account["generated"] for account in accounts] == [0, 0]
+
+
+def test_an_address_without_an_api_is_an_error_that_says_what_to_do():
+    with pytest.raises(ConfigError, match="start a rollout API, or give the folder of a run"):
+        main(["--api-url", "http://127.0.0.1:1"])
 
 
 def test_a_table_names_older_and_unknown_versions():

@@ -13,7 +13,7 @@ import pytest
 
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.api.decisions.balance import with_server_count
-from atroposlib.envs.rollout.groups import from_node
+from atroposlib.envs.rollout.groups import from_node, from_nodes
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.routing.manager import ServerManager
 from tests.envs.runtime.test_serve import train
@@ -143,6 +143,41 @@ async def test_groups_of_an_old_environment_and_its_drops_balance(
     assert (
         states["dropped/same_scores"][1] == 2 * env._atropos.group_stats.dropped["same_scores"]
     )
+
+
+class UnscoredEnv(ToyEnv):
+    """An environment of the original: samples a row more than it needs, whose reward is None."""
+
+    async def collect_trajectories(self, item):
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=[{"role": "user", "content": item["id"]}], n=3, max_tokens=20
+            )
+            nodes = managed.nodes_for(completion)
+        group = from_nodes(nodes, [0.0, 1.0, 2.0])
+        group["scores"] = [0.0, None, 2.0]
+        return group, []
+
+
+async def test_a_row_whose_reward_is_none_is_dropped_and_not_masked(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=3)
+    server = APIServerConfig(base_url=inference_url, server_type="vllm", model_name="fake")
+    config = toy_config.model_copy(
+        update={"rollout_server_url": api.url, "metrics_path": None}
+    )
+    env = UnscoredEnv(config, [server])
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 3, serving)
+    await asyncio.wait_for(serving, WAIT_S)
+    states = states_of(await settled_balance(api, fake.returned_tokens))
+    assert sum(tokens for tokens, _ in states.values()) == fake.returned_tokens
+    groups = len(fake.requests)
+    # replies of the same length, of which each group keeps two and loses one
+    assert states["dropped/no_score"] == (fake.returned_tokens // 3, groups)
+    assert states["trained"] == (fake.returned_tokens // 3 * 2, 12)
+    assert states.keys() == {"dropped/no_score", "trained"}
 
 
 KILLED = """
