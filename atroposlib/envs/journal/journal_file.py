@@ -1,4 +1,4 @@
-"""File of a journal: locked by its process, written and synchronised by a thread of its own.
+"""File of a journal: locked by its process, written and synchronised by a thread.
 
     write(record) --> queue --> thread: written within 20 ms, fsync within half a second or awaited
                                    '--> rewritten when most of it has ended, or beyond its bound

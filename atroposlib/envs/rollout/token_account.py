@@ -143,7 +143,7 @@ def rollout_ends(tally: Tally, fallback: str) -> Counts:
             count(row.version, end.state, min(left, row.tokens), 1)
             left -= min(left, row.tokens)
             rows_ended += 1
-    # An end without rows says what became of the tokens that no row holds.
+    # An end without rows has the state of the tokens that no row holds.
     state = next((end.state for end in refused if not end.rows), None)
     state = state or (refused[0].state if refused else fallback)
     samples = max(0, tally.samples - rows_ended)
