@@ -217,3 +217,23 @@ async def test_a_killed_process_loses_only_tokens_that_the_server_counted(
     tokens = {line.state: line.tokens for line in counted.lines}
     assert sum(tokens.values()) == fake.returned_tokens
     assert tokens["trained"] == account.trained > 0
+async def test_a_reset_in_mid_run_begins_a_balance_from_zero(
+    api, fake, inference_url, toy_config
+):
+    first = api.trainer(batch_size=4, num_steps=5)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, metrics_path=None, total_steps=2
+    )
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
+    before = fake.returned_tokens
+    await asyncio.to_thread(first.reset)
+    second = await asyncio.to_thread(api.trainer, 4, 2)
+    await train(second, 2, serving)
+    await asyncio.wait_for(serving, WAIT_S)
+    sampled = fake.returned_tokens - before
+    account = await settled_balance(api, sampled)
+    assert states_of(account) == {"trained": (sampled, 8)}
+    assert (account["generated"], account["useful"], account["unknown"]) == (sampled, 1.0, 0)
+
+
