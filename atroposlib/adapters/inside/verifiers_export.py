@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, cast
 
@@ -137,6 +137,13 @@ class Endpoint:
 
     def score(self, otherwise: float) -> float:
         return otherwise if self.given is None else self.given
+
+    @property
+    def is_rewarded(self) -> bool:
+        return self.given is not None
+
+    def listen(self, listener: Callable[..., None]) -> None:
+        """Do nothing: verifiers records the calls of a rollout."""
 
 
 class EndpointSession:

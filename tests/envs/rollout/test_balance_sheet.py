@@ -217,6 +217,8 @@ async def test_a_killed_process_loses_only_tokens_that_the_server_counted(
     tokens = {line.state: line.tokens for line in counted.lines}
     assert sum(tokens.values()) == fake.returned_tokens
     assert tokens["trained"] == account.trained > 0
+
+
 async def test_a_reset_in_mid_run_begins_a_balance_from_zero(
     api, fake, inference_url, toy_config
 ):
@@ -235,5 +237,3 @@ async def test_a_reset_in_mid_run_begins_a_balance_from_zero(
     account = await settled_balance(api, sampled)
     assert states_of(account) == {"trained": (sampled, 8)}
     assert (account["generated"], account["useful"], account["unknown"]) == (sampled, 1.0, 0)
-
-
