@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -234,7 +235,20 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures
         (env, answer) for env, _, answers in trainer.trained for answer in answers
     )
     items = Counter((env, item) for env, item, _ in trainer.trained)
-    lost = [sample for sample in finished if sample not in trained]
+    # The group had arrived when its environment was killed: a sample that was drawn again is later.
+    last: dict[tuple[str, str], float] = {}
+    for env, item, answers in trainer.trained:
+        number = re.findall(r"\d+", item)[-1]
+        last[env, number] = max(finished[env, answer] for answer in answers)
+    untrained = [
+        (env, item, answer) for env, item, answer, _ in lines if (env, answer) not in trained
+    ]
+    late = [
+        (env, answer)
+        for env, item, answer in untrained
+        if finished[env, answer] > last.get((env, item), float("inf"))
+    ]
+    lost = [(env, answer) for env, _, answer in untrained if (env, answer) not in late]
     early = [s for s in lost if kills.since(finished[s], s[0]) > KEPT_AFTER_S]
     figures = Figures()
     figures["kills"] = len(kills.at)
@@ -250,6 +264,7 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures
     figures["ghosts"] = len(trained.keys() - finished.keys())
     figures["lost"] = len(early)
     figures["lost of the last second before a kill"] = len(lost) - len(early)
+    figures["drawn again for a group that had arrived"] = len(late)
     figures["journals left"] = len(list((folder / "checkpoints" / JOURNALS).iterdir()))
     handed_kills = sum(who == "handed" for _, who in kills.at)
     assert figures["items handed out in the instant of a kill"] <= handed_kills, figures
