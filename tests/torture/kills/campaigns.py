@@ -42,7 +42,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "kills": Campaign(kill_campaign, "kills", 3, 30, 1_000),
     "replica-kills": Campaign(replica_campaign, "kills", 3, 9, 200),
     "environment": Campaign(environment_outages, "rounds", 0, 0, 5),
-    "journal": Campaign(sample_kills, "kills", 3, 20, 1_000),
+    "journal": Campaign(sample_kills, "kills", 2, 12, 1_000),
     "trainer": Campaign(trainer_kills, "kills", 0, 0, 300),
     "mixed": Campaign(mixed_kills, "kills", 1, 3, 200),
     "healthy": Campaign(healthy_runs, "runs", 1, 1, 20),

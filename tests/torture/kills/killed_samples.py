@@ -36,7 +36,7 @@ ITEMS_PER_KILL = 10  # of each environment
 KEPT_AFTER_S = 1.0  # a sample is kept from then on
 ENVIRONMENTS = ("counted", "handed")
 WITHIN_S = 3600.0
-QUIET_S = 120.0  # no batch for so long: nothing more will come
+QUIET_S = 60.0  # no batch for so long: nothing more will come
 
 
 class Answers:

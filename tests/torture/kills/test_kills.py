@@ -23,6 +23,10 @@ def test_kill_9_of_a_replica_or_of_its_database_loses_no_group(torture):
     torture(CAMPAIGNS, "replica-kills")
 
 
+def test_kill_9_of_an_environment_loses_no_finished_sample_and_skips_no_item(torture):
+    torture(CAMPAIGNS, "journal")
+
+
 def test_no_kill_of_any_process_trains_a_group_twice_or_needs_another_restart(torture):
     torture(CAMPAIGNS, "mixed")
 
