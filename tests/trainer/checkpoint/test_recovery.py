@@ -151,7 +151,7 @@ def test_restart_of_a_finished_run_trains_no_step(start, queued):
 
 def test_a_checkpoint_of_other_settings_is_refused_by_name(start, queued):
     start().step()
-    with pytest.raises(ConfigError, match="optimizer 'adamw' .now 'sgd'."):
+    with pytest.raises(ConfigError, match="optimizer 'adamw' in the checkpoint, 'sgd' now"):
         start(optimizer="sgd")
     queued.reset()
     life = start(optimizer="sgd")  # another run: it moves aside
