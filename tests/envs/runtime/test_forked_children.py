@@ -44,7 +44,7 @@ def test_process_writes_every_group(inference_url, tmp_path):
 
 def test_serve_goes_on_until_its_own_signal(inference_url, tmp_path):
     with serving(tmp_path, "--store", "memory") as (_, api):
-        httpx.post(f"{api}/register", json=TRAINER).raise_for_status()
+        httpx.post(f"{api}/register", json=TRAINER | {"checkpoint_dir": ""}).raise_for_status()
         httpx.get(f"{api}/batch").raise_for_status()
         with subprocess.Popen(
             [
