@@ -32,6 +32,9 @@ REMEDY = (
 )
 
 
+Answers = list[tuple[list[int], list[float]]]  # tokens and logprobs after each prefix
+
+
 def canary_prefixes(sequences: Sequence[list[int]]) -> list[list[int]]:
     """Beginnings of the sequences that leave room for the tokens of a canary."""
     lengths = [min(len(tokens) - CANARY_TOKENS, MAX_PREFIX_TOKENS) for tokens in sequences]
@@ -61,24 +64,31 @@ def check_prefix_caches(
 ) -> dict[str, float]:
     """Compare tokens sampled after the prefixes with the trainer; metrics. Collective.
 
-    A server that gives no answer is left out of ``fleet``.
+    A server that gives no answer, or names another version because it restarted, is left out of
+    ``fleet``. One that disagrees samples once more: a restarted server may have got the weights
+    between its answer and the look at its version, but a stale cache stays stale.
 
     Raises:
         StaleWeights: a server samples with other keys and values than the trainer computes.
     """
 
-    def sample() -> list[tuple[str, list[tuple[list[int], list[float]]]]]:
+    def sample(url: str | None = None) -> list[tuple[str, Answers]]:
+        """Answers of one server, or of all, on rank 0."""
         sampled = []
         for engine in list(fleet.present):
+            if url not in (None, engine.url):
+                continue
             try:
                 answers = _continue_prefixes(engine, prefixes, CANARY_TOKENS)
+                if engine.version() != str(version):
+                    raise ServerGone("restarted with other weights")
                 sampled.append((engine.url, answers))
             except ServerGone as gone:
                 fleet.leave_out([(engine.url, gone)])
         return sampled
 
-    worst, tokens = Mismatch(), 0
-    for url, answers in run_on_rank0(policy.world, sample):
+    def judge(url: str, answers: Answers) -> tuple[Mismatch, bool]:
+        """Mismatch of the sampled tokens, and whether it is within the tolerance."""
         whole = [prefix + ids for prefix, (ids, _) in zip(prefixes, answers)]
         theirs = [logprobs for _, logprobs in answers]
         ours = [
@@ -86,7 +96,18 @@ def check_prefix_caches(
             for scored, of_server in zip(policy.logprobs_of(whole), theirs)
         ]
         mismatch = sum(map(mismatch_of, ours, theirs, repeat(agreement.tolerance)), Mismatch())
-        if not agreement.judge(mismatch, Tokens.SAMPLED, source=f"prefix cache of {url}"):
+        source = f"prefix cache of {url}"
+        return mismatch, agreement.judge(mismatch, Tokens.SAMPLED, source=source)
+
+    worst, tokens = Mismatch(), 0
+    for url, answers in run_on_rank0(policy.world, sample):
+        mismatch, agrees = judge(url, answers)
+        if not agrees:
+            again = run_on_rank0(policy.world, partial(sample, url))
+            if not again:
+                continue  # it has gone meanwhile
+            mismatch, agrees = judge(*again[0])
+        if not agrees:
             raise StaleWeights(
                 f"{url} agrees with version {version} on a given text, but not after prefixes"
                 f" that it had computed with the weights before: {mismatch}; at most"

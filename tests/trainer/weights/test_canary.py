@@ -89,7 +89,8 @@ def test_a_stale_prefix_cache_stops_the_publish_and_pauses_the_servers(
     cache = PrefixCache(server, is_reset=False)
     with pytest.raises(StaleWeights, match="prefixes.*prefix cache was not reset"):
         publish_and_check(publisher_for, policy_for, server)
-    assert cache.hits == len(PREFIXES) and server.engine.is_paused
+    assert cache.hits == 2 * len(PREFIXES)  # it was asked twice
+    assert server.engine.is_paused
 
 
 def test_a_given_text_does_not_show_a_stale_prefix_cache(publisher_for, policy_for, server):
@@ -111,6 +112,38 @@ def test_a_server_that_is_gone_is_left_to_the_publish(publisher_for, policy_for,
     assert not publisher.fleet.absent
     found = check_prefix_caches(policy, publisher.fleet, PREFIXES, 1, Agreement.of("float32"))
     assert found["prefix_cache_tokens"] == 0 and list(publisher.fleet.absent) == [server.url]
+
+
+def test_a_server_that_restarted_while_it_sampled_samples_once_more(
+    publisher_for, policy_for, server, monkeypatch
+):
+    publisher, _ = publisher_for("disk", [server])
+    policy = policy_for("disk")
+    publisher.publish(policy, state(1))
+    [engine] = publisher.fleet.present
+    sample, rounds = engine.sample, []
+
+    def restarted(tokens, count, temperature):
+        rounds.append(tokens)
+        ids, logprobs = sample(tokens, count, temperature)
+        is_first = len(rounds) <= len(PREFIXES)
+        return ids, [value - is_first for value in logprobs]
+
+    monkeypatch.setattr(engine, "sample", restarted)
+    agreement = Agreement.of("float32")
+    metrics = check_prefix_caches(policy, publisher.fleet, PREFIXES, 1, agreement)
+    assert metrics["prefix_cache_tokens"] > 0
+    assert len(rounds) == 2 * len(PREFIXES)
+
+
+def test_a_server_of_another_version_has_restarted_and_is_left_out(
+    publisher_for, policy_for, server
+):
+    publisher, _ = publisher_for("disk", [server])
+    policy = policy_for("disk")
+    publisher.publish(policy, state(1))
+    check_prefix_caches(policy, publisher.fleet, PREFIXES, 2, Agreement.of("float32"))
+    assert publisher.fleet.present == []
 
 
 def test_prefixes_leave_room_for_the_sampled_tokens():
