@@ -11,17 +11,7 @@ from atroposlib.cli.operate import print_account
 from atroposlib.cli.operate.print_account import account_table, main
 from atroposlib.errors import ConfigError
 from atroposlib.wire.explore import AccountLine, RunAccount
-from tests.api.archive.certified import trained_run
-from tests.api.harness import Api
 from tests.serving import served
-
-
-@pytest.fixture
-async def run(tmp_path):
-    api = Api(tmp_path / "run", "sqlite", archive_bytes=2**20)
-    await trained_run(api)
-    await api.end()
-    return api.folder
 
 
 def test_rows_that_no_process_reported_count_as_returned(run, capsys):

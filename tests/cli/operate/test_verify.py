@@ -13,17 +13,6 @@ from atroposlib.api.archive.load import open_explorer
 from atroposlib.cli.operate.verify import main, rescored_lines
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
-from tests.api.archive.certified import trained_run
-from tests.api.harness import Api
-
-
-@pytest.fixture
-async def run(tmp_path):
-    """The data directory of a run that trained on a batch of a sealed group."""
-    api = Api(tmp_path / "run", "sqlite", archive_bytes=2**20)
-    await trained_run(api)
-    await api.end()
-    return api.folder
 
 
 def test_a_sound_run_has_a_table_by_claim_and_status_0(run, capsys):
