@@ -19,6 +19,7 @@ class JournalledRollout:
     incarnation: int | None = (
         None  # the life of the trainer that the oldest sample began under
     )
+    finished: list[SampleFinished] = field(default_factory=list)  # of this attempt
     samples: int = 0  # kept in the journal
     has_groups: bool = False  # the journal holds its groups
     begun_at: int = 0  # number of the record of its beginning
@@ -37,7 +38,13 @@ class JournalledRollout:
     def repeat(self) -> None:
         """Forget the samples of an attempt that failed."""
         self.left.clear()
+        self.finished.clear()
         self.samples = 0
+
+    def go_on(self) -> None:
+        """Offer the samples of an attempt that a lost server ended to the next attempt."""
+        self.left.extendleft(reversed(self.finished))
+        self.finished.clear()
 
     def note_incarnation(self, incarnation: int | None) -> None:
         """Follow the life of the trainer under which a sample began."""

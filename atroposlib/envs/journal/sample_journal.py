@@ -210,6 +210,12 @@ class SampleJournal:
             rollout.repeat()
             self.file.write(RolloutRepeated(name))
 
+    def go_on(self, name: str) -> None:
+        """Let the next attempt at the item use the finished samples of this one."""
+        rollout = self._open.get(name)
+        if rollout is not None:
+            rollout.go_on()
+
     def end(self, name: str) -> None:
         """Record that nothing of the rollout is left to do."""
         if self._open.pop(name, None) is not None:
@@ -235,7 +241,7 @@ class SampleJournal:
     async def kept_or_drawn(
         self, draw: Callable[[], Awaitable[Value]], form: SampleForm[Value]
     ) -> Value:
-        """A sample that an earlier life left for this rollout, else a new one, which is kept."""
+        """A sample that an earlier life or attempt left for this rollout, else a new one, kept."""
         rollout = rollout_here()
         if rollout is None or self.file is None:
             return await draw()
@@ -245,6 +251,7 @@ class SampleJournal:
                 self._drop([sample], "stale")
                 continue
             rollout.note_incarnation(sample.incarnation)
+            rollout.finished.append(sample)
             self.counts["used_samples"] += 1
             self.account.take_over(*sample.account_entry)
             if (tally := open_tally()) is not None:
@@ -264,6 +271,7 @@ class SampleJournal:
             tokens = tally.tokens if tally is not None else 0
             sample = SampleFinished(rollout.name, payload, version, tokens, incarnation)
             self.file.write(sample)
+            rollout.finished.append(sample)
             rollout.samples += 1
         return value
 

@@ -185,6 +185,7 @@ class RolloutRecord(Protocol):
     def name_of(self, item: Any) -> str | None: ...
     def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]: ...
     def repeat(self, name: str) -> None: ...
+    def go_on(self, name: str) -> None: ...
     def end(self, name: str) -> None: ...
     def holds(self, name: str) -> bool: ...
 
@@ -292,7 +293,9 @@ class WorkerPool:
 
     def _note(self, outcome: Outcome, job: RolloutTask) -> None:
         self.counts[outcome.status.value] += 1
-        if outcome.status in _WITHOUT_GROUP:
+        if self._keeps_samples(outcome, job):
+            end_group(JOURNALLED)
+        elif outcome.status in _WITHOUT_GROUP:
             end_group(drop_state(outcome.samples_failed or outcome.status.value))
         backlog = outcome.backlog
         if self.record is not None:
@@ -318,7 +321,7 @@ class WorkerPool:
         timed_out = outcome.status is RolloutStatus.TIMED_OUT
         self.fatal = self.fatal or self.probe.end(job.number, None if timed_out else error)
         if error is not None and not timed_out:
-            self._try_again(job)
+            self._try_again(job, outcome)
         self.counts["kept"] += kept
         self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
         # An environment that returns no group has decided so: the rollout did not fail.
@@ -343,14 +346,31 @@ class WorkerPool:
             self.counts["cleanup_failed"] += 1
             logger.error("%s", error, exc_info=error)
 
-    def _try_again(self, job: RolloutTask) -> None:
+    def _try_again(self, job: RolloutTask, outcome: Outcome) -> None:
+        keeps_samples = self._keeps_samples(outcome, job)
         job.count_attempt()
         again = job.attempts <= self.env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
         if again:
             self.retries.append(job)
-            if self.record is not None:
+            if self.record is not None and keeps_samples:
+                self.record.go_on(job.uuid)
+            elif self.record is not None:
                 self.record.repeat(job.uuid)
+
+    def _keeps_samples(self, outcome: Outcome, job: RolloutTask) -> bool:
+        """Whether the next attempt draws only what a lost server left open.
+
+        After any other failure all samples are drawn again: they may be its cause.
+        """
+        return (
+            self.record is not None
+            and outcome.status in (RolloutStatus.SHORT, RolloutStatus.FAILED)
+            and outcome.error is not None
+            and is_infrastructure(outcome.error)
+            and job.attempts < self.env.config.max_item_retries
+            and self.record.holds(job.uuid)
+        )
 
     def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)

@@ -216,6 +216,18 @@ async def test_samples_of_a_failed_attempt_are_dropped_and_counted(life):
     assert left.samples == 0
 
 
+async def test_the_next_attempt_after_a_lost_server_draws_only_what_is_missing(life):
+    journal, _ = life()
+    journal.begin("a", "item")
+    await draw(journal, "a", (1, 0), (2, 0))
+    journal.go_on("a")
+    assert await draw(journal, "a", (8, 0), (8, 0), (3, 0)) == [(1, 0), (2, 0), (3, 0)]
+    journal.go_on("a")  # lost once more
+    assert await draw(journal, "a", *[(8, 0)] * 3) == [(1, 0), (2, 0), (3, 0)]
+    _, left = life()
+    assert left.samples == 3
+
+
 async def test_an_item_without_a_stored_form_is_continued_when_it_comes_again(life):
     item = {"id": 7, "tools": [len]}
     journal, _ = life()

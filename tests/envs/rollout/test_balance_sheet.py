@@ -14,6 +14,7 @@ import pytest
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.api.decisions.balance import with_server_count
 from atroposlib.envs.rollout.groups import from_node, from_nodes
+from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.routing.manager import ServerManager
 from tests.envs.runtime.test_serve import train
@@ -123,6 +124,45 @@ async def test_the_end_states_add_up_to_the_tokens_that_the_server_returned(
     api.start()
     again = await settled_balance(api, fake.returned_tokens)
     assert states_of(again) == states
+
+
+class LostServer(SampleEnv):
+    """A sample of the first item ends well, then the server is lost until the next attempt."""
+
+    lost, finished = 0, False
+
+    async def collect_trajectory(self, item):
+        self.drawn += 1
+        number = self.drawn
+        if number > 1 and self.lost < 3:
+            self.lost += 1
+            await eventually(lambda: self.finished)
+            raise InferenceUnavailable("the server is away")
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=[{"role": "user", "content": item["id"]}], max_tokens=20
+            )
+            [node] = managed.nodes_for(completion)
+        self.finished = True
+        return from_node(node, float(number)), []
+
+
+async def test_after_a_lost_server_only_the_missing_samples_are_drawn(
+    api, fake, inference_url, toy_config, tmp_path
+):
+    client = api.trainer(batch_size=2, num_steps=3)
+    server = APIServerConfig(base_url=inference_url, server_type="vllm", model_name="fake")
+    settings = {"rollout_server_url": api.url, "metrics_path": None, "items": 6}
+    settings |= {"journal_dir": str(tmp_path / "journals"), "max_num_workers": 1}
+    env = LostServer(toy_config.model_copy(update=settings), [server])
+    serving = asyncio.ensure_future(env.env_manager())
+    await asyncio.wait_for(train(client, 3), WAIT_S)
+    await asyncio.wait_for(serving, WAIT_S)
+
+    assert env.lost > 1 and env._atropos.pool.counts["retried"] == 1
+    assert len(fake.requests) == 6  # three groups of two: nothing was sampled twice
+    account = await settled_balance(api, fake.returned_tokens)
+    assert account["generated"] == account["trained"] == fake.returned_tokens
 
 
 async def test_groups_of_an_old_environment_and_its_drops_balance(
