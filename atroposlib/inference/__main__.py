@@ -88,7 +88,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
 
     from atroposlib.client.announce import start_announcing
     from atroposlib.inference.engine.core import EngineLimits
-    from atroposlib.inference.engine.earlier import EarlierVersions, open_slots
+    from atroposlib.inference.engine.earlier import EarlierVersions, open_slots, slots_for
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
@@ -105,14 +105,13 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     kv_bytes = (options.kv_gib or 2) * 2**30
     if served.device.type == "cuda" and not options.kv_gib:
         kv_bytes = 0.6 * torch.cuda.mem_get_info(served.device)[0]
+    engines = 1 + slots_for(options.keep_versions)
     limits = EngineLimits(
         max_batch=options.max_batch,
-        kv_budget_tokens=int(
-            kv_bytes // served.kv_bytes_per_token // (1 + options.keep_versions)
-        ),
+        kv_budget_tokens=int(kv_bytes // served.kv_bytes_per_token // engines),
     )
     shared = {"seed": options.seed, "num_threads": options.threads}
-    slots = open_slots(served, limits, options.keep_versions, **shared)
+    slots = open_slots(served, limits, engines - 1, **shared)
     earlier = EarlierVersions(served.name, slots, options.keep_every)
     engine = Engine(
         served,

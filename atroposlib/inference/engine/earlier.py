@@ -3,7 +3,9 @@
     policy engine, before its weights change --keep--> a slot: an engine with a copy of the model
 
 Every slot is a whole engine, so each version has its own keys and values and its own thread. The
-memory of all slots is taken at the start. Requests reach a version by the name NAME@VERSION.
+memory of all slots is taken at the start. Requests reach a version by the name NAME@VERSION. A
+version that leaves the list keeps its slot until the next version comes, so that a game against it
+can end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from atroposlib.utils.models.version_names import versioned_name
 
 
 class EarlierVersions:
-    """The last versions of a served model whose number is a multiple of ``every``."""
+    """The last versions of a served model whose number is a multiple of ``every``.
+
+    All slots answer; all but one are listed.
+    """
 
     def __init__(self, name: str, slots: Sequence[Engine], every: int = 1) -> None:
         self.name = name
@@ -55,9 +60,10 @@ class EarlierVersions:
         return next((slot for slot in self._held.values() if slot.served.name == model), None)
 
     def names(self, current: int) -> list[str]:
-        """Names of the versions before ``current``, the oldest first."""
+        """Names of the last versions before ``current``, the oldest first."""
         earlier = sorted(version for version in self._held if version < current)
-        return [versioned_name(self.name, version) for version in earlier]
+        listed = earlier[max(0, len(earlier) - len(self.slots) + 1) :]
+        return [versioned_name(self.name, version) for version in listed]
 
     def close(self) -> None:
         for slot in self.slots:
@@ -79,6 +85,11 @@ def version_to_replace(held: Collection[int], version: int, slots: int) -> int |
 def copy_of(served: ServedModel) -> ServedModel:
     """A copy with its own weights; the tokenizer is shared."""
     return copy.deepcopy(served, {id(served.tokenizer): served.tokenizer})
+
+
+def slots_for(versions: int) -> int:
+    """Slots for so many listed versions."""
+    return versions + 1 if versions else 0
 
 
 def open_slots(

@@ -69,7 +69,9 @@ class Engine:
         before_change: Callable[[Any, int], None] | None = None,
     ) -> None:
         self.served = served
-        self._before_change = before_change  # gets the model and its version, before new weights
+        self._before_change = (
+            before_change  # gets the model and its version, before new weights
+        )
         self.limits = limits or EngineLimits()
         self.state = EngineState.RUNNING
         self._core = EngineCore(served, self.limits, seed=seed, weight_version=weight_version)

@@ -10,6 +10,7 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.earlier import (
     EarlierVersions,
     open_slots,
+    slots_for,
     version_to_replace,
 )
 from atroposlib.inference.engine.engine import Engine
@@ -45,9 +46,9 @@ def test_slots_hold_the_newest_versions_of_the_present_life(versions, slots):
 
 @pytest.fixture
 def earlier_http(model_dir, other_dir):
-    """A server of two slots, of every second version, and its engine."""
+    """A server that lists two versions, of every second, and its engine."""
     served = load_model(str(model_dir), name="tiny")
-    slots = open_slots(served, EngineLimits(), 2, seed=0, num_threads=1)
+    slots = open_slots(served, EngineLimits(), slots_for(2), seed=0, num_threads=1)
     earlier = EarlierVersions("tiny", slots, every=2)
     engine = Engine(served, EngineLimits(), seed=0, before_change=earlier.keep, num_threads=1)
     engine.start()
@@ -69,7 +70,12 @@ async def test_request_that_names_a_version_is_answered_by_its_weights(
         assert await names(http) == ["tiny"]
         engine.update_weights(str(other_dir), 1)
         assert await names(http) == ["tiny", "tiny@0"]
-        prompt = {"prompt": [7, 8, 9], "max_tokens": 4, "logprobs": 1, "return_token_ids": True}
+        prompt = {
+            "prompt": [7, 8, 9],
+            "max_tokens": 4,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
         for model, version, weights in (
             ("tiny@0", 0, reference),
             ("tiny", 1, other_reference),
@@ -88,10 +94,15 @@ async def test_versions_between_multiples_are_not_kept_and_the_oldest_leaves(
 ):
     engine, http = earlier_http
     async with http:
-        for version in range(1, 7):
+        for version in range(1, 6):
             engine.update_weights(str(other_dir if version % 2 else model_dir), version)
         assert await names(http) == ["tiny", "tiny@2", "tiny@4"]
+        # A game against the version that has left the list may end.
         body = {"prompt": [7], "model": "tiny@0"}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        engine.update_weights(str(model_dir), 6)
+        engine.update_weights(str(model_dir), 7)
+        assert await names(http) == ["tiny", "tiny@4", "tiny@6"]
         gone = await http.post("/v1/completions", json=body)
         assert gone.status_code == 404 and "tiny@0" in gone.text
 
@@ -103,4 +114,4 @@ async def test_version_of_an_undone_life_is_not_offered(earlier_http, model_dir,
             engine.update_weights(str(other_dir), version)
         assert await names(http) == ["tiny", "tiny@2", "tiny@4"]
         engine.update_weights(str(model_dir), 3)  # the trainer went back
-        assert await names(http) == ["tiny", "tiny@2"]
+        assert await names(http) == ["tiny", "tiny@0", "tiny@2"]
