@@ -6,12 +6,14 @@ GET /v1/models  ->  policy, policy@10, policy@20      our server, vLLM and SGLan
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.openai import OpenAICompatibleServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import CompletionsRoute, TokenRoute, VLLMServer
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.utils.models.version_names import named_version
 
 
@@ -20,6 +22,19 @@ class VersionedServer(VLLMServer):
 
     async def _token_route(self) -> TokenRoute:
         return CompletionsRoute()
+
+
+class VersionedSGLang(SGLangServer):
+    """A version on an SGLang server, where it is an adapter."""
+
+    async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
+        return await super()._generate_wrapper(**kwargs, lora_path=self.config.model_name)
+
+
+CLIENTS: dict[type[APIServer], type[APIServer]] = {
+    VLLMServer: VersionedServer,
+    SGLangServer: VersionedSGLang,
+}
 
 
 async def listed_versions(server: APIServer) -> dict[int, str]:
@@ -34,13 +49,8 @@ async def listed_versions(server: APIServer) -> dict[int, str]:
 
 def version_client(server: APIServer, name: str) -> APIServer:
     """A client for the version ``name`` on the same server."""
-    update: dict[str, object] = {"model_name": name}
-    if isinstance(server, SGLangServer):  # its route of tokens takes the name of an adapter
-        own = {"lora_path": name}
-        update["sampling"] = {**server.config.sampling, **own}
-        update["eval_sampling"] = {**server.config.eval_sampling, **own}
-    kind = VersionedServer if isinstance(server, VLLMServer) else type(server)
-    client = kind(server.config.model_copy(update=update), server.reasoning_config)
+    config = server.config.model_copy(update={"model_name": name})
+    client = CLIENTS.get(type(server), type(server))(config, server.reasoning_config)
     client.announced_version = named_version(name)
     if isinstance(client, OpenAICompatibleServer):
         client.identified = True  # it was listed; one that has left is refused by its name
