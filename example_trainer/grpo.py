@@ -59,7 +59,7 @@ from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.plugins import record_plugins
-from example_trainer.state import Frequency, Stopped, StopSignal, end
+from example_trainer.state import Resumable, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.step import learn
 from example_trainer.weights import canary, make_publisher, verify
@@ -158,7 +158,7 @@ def recovery_of(
     cfg: TrainingConfig,
     world: Ranks,
     max_token_len: int,
-    counters: Mapping[str, Frequency] | None = None,
+    counters: Mapping[str, Resumable] | None = None,
     waits: WaitReporter | None = None,
     vocab_size: int | None = None,
 ) -> Recovery:
@@ -271,7 +271,11 @@ def _train(
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
-    counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
+    counters: dict[str, Resumable] = {
+        "saver": exporter.frequency,
+        "evaluator": evaluator.frequency,
+        "roles": models.baselines,
+    }
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
     )
@@ -304,6 +308,7 @@ def _train(
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
+        record |= models.baselines.metrics()
 
         # Publish the new version to every server. Until the ack a stop signal is held back.
         state = replace(state, step=state.step + 1, batch_no=claimed.batch_no)

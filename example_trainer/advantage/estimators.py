@@ -9,6 +9,7 @@ With r the shaped rewards (see ``rewards``), over the rows of a group or of the 
     maxrl                  (r - group mean) / group mean of r >= 0    arXiv 2602.02710
     reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
     reinforce_pp_baseline  r - group mean, then normalised over the batch
+    role                   r - exponential mean of the row's role     see ``roles``
     gae                    r, over tokens by gamma and lambda         arXiv 1506.02438
     raw                    r
 
@@ -48,6 +49,7 @@ from example_trainer.advantage.rewards import (
     shape_rewards,
     to_list,
 )
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.settings.loss import AdvantageSettings
 
 # Below this rewards are equal but for rounding; dividing by less would blow rounding
@@ -63,6 +65,8 @@ def compute(
     lengths: Any = None,
     finish_reasons: Any = None,
     normalise: bool = True,
+    roles: Sequence[str] | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> list[float]:
     """Advantages of the rows, (R,).
 
@@ -75,6 +79,8 @@ def compute(
         finish_reasons: (R,) as the engine returned them, or None; for the overlong penalty.
         normalise: False leaves normalising over the batch to ``normalise_tokens``, for
             callers that change single tokens first.
+        roles, baselines: (R,) and the baselines so far, of the estimator role; without them
+            all rows have a role that is seen first.
 
     Raises:
         InvalidGroup: a reward is not a finite number (names the row), or the lists differ
@@ -96,8 +102,13 @@ def compute(
             "advantage maxrl takes rewards as chances of success: from 0 up, also after"
             " reward_bias and an overlong penalty"
         )
-    estimate = _estimate_by_plugin if is_own else _estimate
-    advantages_R = estimate(settings, rewards_R, groups)
+    if settings.advantage == "role":
+        roles_R, known = roles or [""] * count, baselines or RoleBaselines()
+        means_R = known.take(roles_R, rewards_R, settings.role_decay)
+        advantages_R = [reward - mean for reward, mean in zip(rewards_R, means_R)]
+    else:
+        estimate = _estimate_by_plugin if is_own else _estimate
+        advantages_R = estimate(settings, rewards_R, groups)
     if normalise and normalises(settings):
         weights_R = lengths_R or [1.0] * count
         by_group = settings.advantage_norm == "group"
@@ -181,6 +192,7 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
     "maxrl": lambda reward, of: (reward - of.mean) / _divisor(of.mean),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centre,
+    "role": _centre,  # of the row's role; ``compute`` gives its mean
     "gae": _raw,
     "raw": _raw,
 }

@@ -18,6 +18,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command import plugins
 from example_trainer.advantage import estimators
 from example_trainer.advantage.rewards import TRUNCATED, rows_by_group
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.data.packing import pack_ffd
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.losses import kl
@@ -56,6 +57,7 @@ def prepare_parts(
     policy: Policy | None = None,
     reference: Policy | None = None,
     critic: ValueModel | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> Prepared:
     """``prepare_batch`` of each environment with its algorithm, and of the rest.
 
@@ -70,6 +72,7 @@ def prepare_parts(
             policy=policy,
             reference=reference,
             critic=critic,
+            baselines=baselines,
         )
         for part in parts
     }
@@ -119,12 +122,14 @@ def prepare_batch(
     policy: Policy | None = None,
     reference: Policy | None = None,
     critic: ValueModel | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> Prepared:
     """Advantages and helper scores of a batch.
 
     Args:
         rows: of the whole batch, also rows that only count in the baseline of their group.
         version: of the policy that is about to be trained.
+        baselines: of roles, which the batch moves; for the estimator role.
         policy: as it is before the first step; a KL in the reward needs it.
 
     Raises:
@@ -139,6 +144,8 @@ def prepare_batch(
         lengths=[len(row.trained) for row in rows],
         finish_reasons=[row.finish_reason for row in rows],
         normalise=False,  # per token, below, after a KL in the reward
+        roles=[f"{row.environment or ''}/{row.role}" for row in rows],
+        baselines=baselines,
     )
     counts: Counter[str] = Counter()
     left_out: dict[tuple[int, int] | None, str] = {}
