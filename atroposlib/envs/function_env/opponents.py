@@ -24,8 +24,9 @@ PoolRule = Literal["age", "win_rate"]
 UNSEEN = 0.5  # score of the policy against a version that it has not played
 LEAST_WEIGHT = 0.05  # a version that always loses is still met
 NO_VERSIONS = (
-    "no inference server lists an earlier version: the opponents play the present one. Start it with"
-    " --keep-versions K (atropos-infer), or see docs/environments.md"
+    "no inference server lists an earlier version yet: opponents play the present one"
+    " (opponent/fallback counts their games). Servers keep versions with --keep-versions K of"
+    " atropos-infer, or keep_adapters of the trainer"
 )
 
 

@@ -122,7 +122,7 @@ async def test_without_a_pool_the_present_version_plays_and_the_metrics_name_it(
     assert {body.get("model") for _, body in fake.requests} <= {None, "fake"}
     for group in groups:
         assert group["metadata"]["metrics"] == {"reward": 1.0, "opponent/fallback": 1.0}
-    assert caplog.text.count("no inference server lists an earlier version") == 1
+    assert caplog.text.count("no inference server lists an earlier version yet") == 1
 
 
 async def test_further_server_gives_its_version(fake, duelled):
