@@ -201,6 +201,14 @@ def _resume(
     return state
 
 
+def _resumables(
+    exporter: ModelExporter, evaluator: Evaluator, models: TrainedModels
+) -> dict[str, Resumable]:
+    """Numbers that checkpoints hold, by name."""
+    schedules = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
+    return {**schedules, "roles": models.baselines}
+
+
 def _publish(
     policy: Policy,
     publisher: Publisher,
@@ -271,11 +279,7 @@ def _train(
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
-    counters: dict[str, Resumable] = {
-        "saver": exporter.frequency,
-        "evaluator": evaluator.frequency,
-        "roles": models.baselines,
-    }
+    counters = _resumables(exporter, evaluator, models)
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
     )
@@ -308,7 +312,6 @@ def _train(
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
-        record |= models.baselines.metrics()
 
         # Publish the new version to every server. Until the ack a stop signal is held back.
         state = replace(state, step=state.step + 1, batch_no=claimed.batch_no)

@@ -57,7 +57,7 @@ class TrainedModels:
         self, rows: Sequence[Row], settings: ObjectiveSettings, version: int
     ) -> Prepared:
         """Rewards of rows to advantages, by these models."""
-        return prepare_parts(
+        prepared = prepare_parts(
             rows,
             settings,
             version,
@@ -66,6 +66,7 @@ class TrainedModels:
             critic=self.critic.model if self.critic else None,
             baselines=self.baselines,
         )
+        return replace(prepared, metrics=self.baselines.metrics())
 
 
 def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:

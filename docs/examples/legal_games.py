@@ -1,7 +1,7 @@
-"""Games of tic-tac-toe with random legal moves as messages: a model learns the rules before RL.
+"""Random legal moves of tic-tac-toe as messages: a model learns the rules before it is rewarded.
 
-python docs/examples/legal_games.py 20000 > games.jsonl
-atropos train sft --model MODEL --train-file games.jsonl --save-path runs/rules
+python docs/examples/legal_games.py 12000 > moves.jsonl
+atropos train sft --model MODEL --train-file moves.jsonl --save-path runs/rules
 """
 
 import json
@@ -11,23 +11,20 @@ import sys
 from environments.library.tic_tac_toe import free, openings, other, place_mark, question, won
 
 
-def legal_game(task, moves):
-    """Messages of the player of ``task``; both sides move at random."""
-    board, me, messages = task["board"], task["me"], []
-    while free(board) and not won(board, me) and not won(board, other(me)):
-        asked = question(board, me, True, not messages)
-        cell = moves.choice(free(board))
-        messages += [
-            {"role": "user", "content": asked},
+def legal_moves(task, choices):
+    """A line of messages for each turn of a random game."""
+    board, player = task["board"], task["me"]
+    while free(board) and not won(board, other(player)):
+        cell = choices.choice(free(board))
+        yield [
+            {"role": "user", "content": question(board, player, True, True)},
             {"role": "assistant", "content": str(cell + 1)},
         ]
-        board = place_mark(board, cell, me)
-        if free(board) and not won(board, me):
-            board = place_mark(board, moves.choice(free(board)), other(me))
-    return messages
+        board, player = place_mark(board, cell, player), other(player)
 
 
 if __name__ == "__main__":
-    moves, tasks = random.Random(0), openings()
+    choices, tasks = random.Random(0), openings()
     for _ in range(int(sys.argv[1])):
-        print(json.dumps({"messages": legal_game(moves.choice(tasks), moves)}))
+        for messages in legal_moves(choices.choice(tasks), choices):
+            print(json.dumps({"messages": messages}))

@@ -75,7 +75,7 @@ def positions():
 
 
 def openings():
-    """Positions after no to three moves, in which nobody has won yet."""
+    """Positions after no to three moves, none of which is won."""
     level, boards = {" " * 9}, []
     for ply in range(4):
         player = "XO"[ply % 2]
@@ -119,6 +119,9 @@ Opponent = Literal["engine", "random", "present", "pool"]
 AGAINST = "engine, random, present (the trained model itself) or pool (its earlier versions)"
 SETTINGS = {
     "bare": Field(default=False, description="no rules: x or o to move, and the board"),
+    "history": Field(
+        default=True, description="a turn follows the turns before; false: it stands alone"
+    ),
     "opponent": (Opponent, Field(default="engine", description=AGAINST)),
     "eval_opponent": (
         Opponent | None,
@@ -132,7 +135,7 @@ class Player:
 
     def __init__(self, task, model, config):
         kind = config.opponent if model.split == "train" else config.eval_opponent
-        self.kind, self.bare, self.model = kind or config.opponent, config.bare, model
+        self.kind, self.config, self.model = kind or config.opponent, config, model
         self.messages, self.illegal = [], 0
         self.random = random.Random(f"{config.seed}/{task['id']}")
 
@@ -144,9 +147,13 @@ class Player:
             version = "pool" if self.kind == "pool" else None
             seat = await self.model.endpoint("opponent", trainable=False, version=version)
             first = not self.messages
-            asked = {"role": "user", "content": question(board, player, self.bare, first)}
+            asked = {
+                "role": "user",
+                "content": question(board, player, self.config.bare, first),
+            }
             reply = await seat.chat([*self.messages, asked])
-            self.messages += [asked, {"role": "assistant", "content": reply}]
+            if self.config.history:
+                self.messages += [asked, {"role": "assistant", "content": reply}]
             cell = cell_of(reply, board)
             self.illegal += cell is None
         return self.random.choice(free(board)) if cell is None else cell
@@ -195,8 +202,9 @@ async def tic_tac_toe(task, model, config):
             return ended
         if not free(board):
             return ended | {"drawn": 1.0}
-        then = question(board, me, config.bare, False)
-        messages = [*reply.messages, {"role": "user", "content": then}]
+        then = question(board, me, config.bare, not config.history)
+        earlier = reply.messages if config.history else []
+        messages = [*earlier, {"role": "user", "content": then}]
 
 
 if __name__ == "__main__":

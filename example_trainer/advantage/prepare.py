@@ -17,6 +17,7 @@ import torch
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import plugins
 from example_trainer.advantage import estimators
+from example_trainer.advantage.gae import token_advantages
 from example_trainer.advantage.rewards import TRUNCATED, rows_by_group
 from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.data.packing import pack_ffd
@@ -40,6 +41,7 @@ class Prepared:
     returns_R_T: list[list[float]] | None = None  # targets of the value model
     counts: Counter[str] = field(default_factory=Counter)
     sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
+    metrics: dict[str, float] = field(default_factory=dict)  # of the batch
     left_out: dict[tuple[int, int] | None, str] = field(
         default_factory=dict
     )  # place -> reason
@@ -163,7 +165,7 @@ def prepare_batch(
         token_rewards_R_T = [[-settings.kl_coef * x for x in kl_T] for kl_T in kl_R_T]
     if critic is not None:
         prepared.values_R_T = critic.trained_values(prepared.rows)
-    prepared.advantages_R_T, returns_R_T = estimators.token_advantages(
+    prepared.advantages_R_T, returns_R_T = token_advantages(
         [scalar for _, scalar in kept],
         lengths_R,
         settings,

@@ -1,7 +1,7 @@
 """Exponential baselines of roles: a mean of the rewards of each role of an environment.
 
 A group of two sides of a game has rewards of opposite signs; its mean is near 0 for both, so the
-side that starts, and wins more, would be praised for its seat. With b the baseline of the row's
+side that starts, and wins more, would be rewarded for its seat. With b the baseline of the row's
 role and d ``role_decay``:
 
     A = r - b                              b from before the batch, so that it holds no reward of it

@@ -4,7 +4,7 @@ atropos data wins runs/a                        mean reward against each version
 atropos data wins runs/a --score won env=chess  the named reward ``won``, of one environment
 
 An opponent is an endpoint that an environment opened with a ``version``. Filters are those of the
-page; version_min=100 takes the games of later versions of the policy.
+page; version_min=100 takes the games from version 100 of the policy on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Games:
     count: int = 0
     total: float = 0.0  # sum of the scores
     squares: float = 0.0
-    newest: int = -1  # newest version of the policy in them
+    newest: int = -1  # newest version of the policy in these games
 
     def add(self, score: float, version: int | None) -> None:
         self.count += 1

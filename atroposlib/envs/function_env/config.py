@@ -12,9 +12,9 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from atroposlib.envs.cli import name_rejected_settings
-from atroposlib.envs.function_env.opponents import PoolRule
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.generation.routing.opponents import PoolRule
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.cli import with_default
 

@@ -163,8 +163,7 @@ class FunctionEnv(BaseEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # restored by load_checkpoint
-        self.data_place: dict[str, Any] = {}
+        self.data_place: dict[str, Any] = {}  # restored by load_checkpoint, as the next
         self.opponent_record: dict[str, Any] = {}
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
@@ -213,9 +212,8 @@ class FunctionEnv(BaseEnv):
         return self.cursor.next()
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        own = {"data_place": self.cursor.state()}
-        if record := self.rollouts.record.state():
-            own["opponent_record"] = record
+        record = self.rollouts.record.state()
+        own = {"data_place": self.cursor.state(), "opponent_record": record}
         super().save_checkpoint(step, {**own, **(data or {})})
 
     def load_checkpoint(self) -> None:

@@ -22,7 +22,6 @@ from atroposlib.envs.eval import pass_at_k
 from atroposlib.envs.function_env.card import Example, card_of
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem, manager_of
-from atroposlib.envs.function_env.opponents import OpponentPool, Record
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Message, Model, OpponentVersion
@@ -33,6 +32,7 @@ from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
 from atroposlib.errors import AtroposError, ConfigError, ContextFull, RolloutError, boundary
 from atroposlib.generation.engines.slots import spending, timings
+from atroposlib.generation.routing.opponents import OpponentPool, OpponentRecord
 from atroposlib.utils.gathering import in_one_task
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ class RolloutRunner:
     # gets each call of a rollout, see ``Model.listener``
     listener: Callable[[str, Sequence[Message], Message], None] | None = None
     opponents: OpponentPool | None = None  # opened with the first opponent
-    record: Record = field(default_factory=Record)  # games against earlier versions
+    record: OpponentRecord = field(
+        default_factory=OpponentRecord
+    )  # games against earlier versions
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)

@@ -53,5 +53,5 @@ def version_client(server: APIServer, name: str) -> APIServer:
     client = CLIENTS.get(type(server), type(server))(config, server.reasoning_config)
     client.announced_version = named_version(name)
     if isinstance(client, OpenAICompatibleServer):
-        client.identified = True  # it was listed; one that has left is refused by its name
+        client.identified = True  # a name that has left the list is refused at the request
     return client

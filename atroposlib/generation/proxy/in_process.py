@@ -47,7 +47,9 @@ class AgentSession:
         self.api_key = session.api_key
         self.url = f"{url}/{session.uuid}"  # base_url of Anthropic's clients
         self.base_url = f"{self.url}/v1"  # base_url of OpenAI's clients
-        self.version: int | None = None  # earlier version that answers; None: the present one
+        self.version: int | None = (
+            None  # earlier version that answers; None: the present version
+        )
 
     async def __aenter__(self) -> AgentSession:
         return self

@@ -26,14 +26,14 @@ from atroposlib.utils.models.version_names import versioned_name
 class EarlierVersions:
     """The last versions of a served model whose number is a multiple of ``every``.
 
-    All slots answer; all but one are listed.
+    Each slot answers; the oldest of full slots is not listed.
     """
 
     def __init__(self, name: str, slots: Sequence[Engine], every: int = 1) -> None:
         self.name = name
         self.slots = list(slots)
         self.every = every
-        self._held: dict[int, Engine] = {}  # replaced as a whole: other threads read it
+        self._held: dict[int, Engine] = {}  # replaced as a whole, because threads read it
 
     def keep(self, model: Any, version: int) -> None:
         """Copy the weights of ``model`` into a slot; the policy's thread calls it.
@@ -49,7 +49,7 @@ class EarlierVersions:
             slot = next(engine for engine in self.slots if engine not in held.values())
         else:
             slot = held.pop(left_over)
-        self._held = dict(held)  # nobody gets the slot under its old name while it changes
+        self._held = dict(held)  # the old name ends before the weights change
         load = partial(copy_tensors, tensors=model.state_dict())
         slot.replace_weights(load, version)
         slot.served.name = versioned_name(self.name, version)

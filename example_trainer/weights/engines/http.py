@@ -212,9 +212,9 @@ class InferenceServer(ABC):
         """
 
     def hold_adapters(self, adapters: Mapping[str, str]) -> None:
-        """Serve these earlier adapters (name: directory), which requests name, and no others.
+        """Serve exactly these earlier adapters (name: directory), which requests name.
 
-        Raises ConfigError: the server serves one adapter, or merges it into its weights.
+        Raises ConfigError: the server has no named adapters.
         """
         if self._adapter_routes is None:
             raise ConfigError(

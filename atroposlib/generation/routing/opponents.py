@@ -64,7 +64,7 @@ def draw_for(seed: int, item: str, name: str) -> float:
 
 
 @dataclass
-class Record:
+class OpponentRecord:
     """Games against each version: how many, and the sum of the policy's scores."""
 
     games: dict[int, list[float]] = field(default_factory=dict)  # version: [games, sum]
@@ -104,7 +104,7 @@ class OpponentPool:
     urls: Sequence[str]
     rule: PoolRule
     seed: int
-    record: Record = field(default_factory=Record)
+    record: OpponentRecord = field(default_factory=OpponentRecord)
     _clients: dict[tuple[str, str], APIServer] = field(default_factory=dict)
     _further: list[APIServer] = field(default_factory=list)
     _listed: dict[int, list[APIServer]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class OpponentPool:
     _warned: bool = False
 
     async def choose(self, wanted: int | str, item: str, name: str) -> APIServer | None:
-        """A client of the version ``wanted``, or of one of the pool; None if there is none."""
+        """A client of the version ``wanted``, or of a version of the pool; None: it is not there."""
         listed = await self._versions()
         version = wanted if isinstance(wanted, int) else None
         if wanted == "pool":
