@@ -131,7 +131,7 @@ SETTINGS = {
 
 
 class Player:
-    """The opponent of a game; an illegal move of a model becomes a random one."""
+    """The opponent of a game; an illegal move of a model is replaced by a random move."""
 
     def __init__(self, task, model, config):
         kind = config.opponent if model.split == "train" else config.eval_opponent

@@ -19,7 +19,7 @@ from example_trainer.advantage.rewards import rows_by_group
 
 
 class RoleBaselines:
-    """The baselines of a run; its checkpoints hold them."""
+    """The baselines of a run, which its checkpoints hold."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}

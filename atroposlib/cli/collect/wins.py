@@ -1,9 +1,9 @@
 """atropos data wins: the games of a run against its earlier versions, by version.
 
 atropos data wins runs/a                        mean reward against each version
-atropos data wins runs/a --score won env=chess  the named reward ``won``, of one environment
+atropos data wins runs/a --score won env=chess  the named reward ``won``, in chess
 
-An opponent is an endpoint that an environment opened with a ``version``. Filters are those of the
+An opponent is an endpoint that an environment opened with a ``version``. Filters are as on the
 page; version_min=100 takes the games from version 100 of the policy on.
 """
 

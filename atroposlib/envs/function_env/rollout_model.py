@@ -218,7 +218,7 @@ class Model:
         figure of the training; the metadata of the group has its replies, for a replay.
 
         With a ``version`` an earlier version of the policy answers, and nothing is trained: a
-        number, or "pool" for one of those that the servers hold. Where they hold none the present
+        number, or "pool" for any version that the servers hold. Without such a version the present
         version answers, and the metric ``NAME/fallback`` is 1 in place of 0.
 
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)

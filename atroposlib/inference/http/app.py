@@ -39,7 +39,7 @@ def create_app(
 
     Args:
         names: names of this server for clients, besides loopback names and names without a dot.
-        earlier: versions that requests reach by their names; None: the present one alone.
+        earlier: versions that requests reach by their names; None: the present version alone.
     """
 
     @asynccontextmanager

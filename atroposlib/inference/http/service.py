@@ -50,7 +50,7 @@ class InferenceService:
         self.detokenizer = Detokenizer(engine.served.tokenizer)
 
     def of(self, model: str | None) -> InferenceService:
-        """The service of an earlier version by its name; for every other name this service."""
+        """The service of an earlier version, if ``model`` is its name; else this service."""
         engine = self.earlier.engine_of(model) if self.earlier and model else None
         return self if engine is None else InferenceService(engine)
 
