@@ -65,6 +65,11 @@ class EarlierVersions:
         listed = earlier[max(0, len(earlier) - len(self.slots) + 1) :]
         return [versioned_name(self.name, version) for version in listed]
 
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of all versions since the start."""
+        return sum(slot.counters.generated_tokens for slot in self.slots)
+
     def close(self) -> None:
         for slot in self.slots:
             slot.close()

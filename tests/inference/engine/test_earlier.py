@@ -6,6 +6,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
+from atroposlib.inference.__main__ import parse_args
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.earlier import (
     EarlierVersions,
@@ -70,6 +71,7 @@ async def test_request_that_names_a_version_is_answered_by_its_weights(
         assert await names(http) == ["tiny"]
         engine.update_weights(str(other_dir), 1)
         assert await names(http) == ["tiny", "tiny@0"]
+        sampled = 0
         prompt = {
             "prompt": [7, 8, 9],
             "max_tokens": 4,
@@ -87,6 +89,9 @@ async def test_request_that_names_a_version_is_answered_by_its_weights(
             assert choice["logprobs"]["token_logprobs"] == pytest.approx(fresh, abs=1e-4)
             spans = [{"version": version, "start": 0, "end": len(tokens)}]
             assert reply["model"] == model and choice["weight_versions"] == spans
+            sampled += len(tokens)
+        info = (await http.get("/server_info")).json()
+        assert (info["weight_version"], info["generated_tokens_total"]) == (1, sampled)
 
 
 async def test_versions_between_multiples_are_not_kept_and_the_oldest_leaves(
@@ -115,3 +120,10 @@ async def test_version_of_an_undone_life_is_not_offered(earlier_http, model_dir,
         assert await names(http) == ["tiny", "tiny@2", "tiny@4"]
         engine.update_weights(str(model_dir), 3)  # the trainer went back
         assert await names(http) == ["tiny", "tiny@0", "tiny@2"]
+
+
+def test_numbers_of_versions_that_make_no_sense_are_refused(capsys):
+    for words in (["--keep-versions", "-1"], ["--keep-every", "0"]):
+        with pytest.raises(SystemExit):
+            parse_args(["--model", "smollm2", *words])
+        assert "--keep-versions is at least 0" in capsys.readouterr().err
