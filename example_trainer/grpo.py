@@ -59,7 +59,7 @@ from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.plugins import record_plugins
-from example_trainer.state import Frequency, Stopped, StopSignal, end
+from example_trainer.state import Resumable, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.step import learn
 from example_trainer.weights import canary, make_publisher, verify
@@ -158,7 +158,7 @@ def recovery_of(
     cfg: TrainingConfig,
     world: Ranks,
     max_token_len: int,
-    counters: Mapping[str, Frequency] | None = None,
+    counters: Mapping[str, Resumable] | None = None,
     waits: WaitReporter | None = None,
     vocab_size: int | None = None,
 ) -> Recovery:
@@ -199,6 +199,14 @@ def _resume(
     if connections.log is not None:
         connections.log.begin(state.run_id, state.step)
     return state
+
+
+def _resumables(
+    exporter: ModelExporter, evaluator: Evaluator, models: TrainedModels
+) -> dict[str, Resumable]:
+    """Numbers that checkpoints hold, by name."""
+    schedules = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
+    return {**schedules, "roles": models.baselines}
 
 
 def _publish(
@@ -271,7 +279,7 @@ def _train(
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
-    counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
+    counters = _resumables(exporter, evaluator, models)
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare_parts
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.data.rows import Row, TrainingBatch, to_rows
 from example_trainer.data.sampling import at_temperature, named_environment
 from example_trainer.distributed.ranks import Ranks
@@ -50,19 +51,22 @@ class TrainedModels:
     optimizer: torch.optim.Optimizer
     reference: Policy | None
     critic: Critic | None
+    baselines: RoleBaselines = field(default_factory=RoleBaselines)  # of ``advantage: role``
 
     def prepare(
         self, rows: Sequence[Row], settings: ObjectiveSettings, version: int
     ) -> Prepared:
         """Rewards of rows to advantages, by these models."""
-        return prepare_parts(
+        prepared = prepare_parts(
             rows,
             settings,
             version,
             policy=self.policy,
             reference=self.reference,
             critic=self.critic.model if self.critic else None,
+            baselines=self.baselines,
         )
+        return replace(prepared, metrics=self.baselines.metrics())
 
 
 def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:

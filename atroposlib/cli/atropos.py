@@ -86,6 +86,10 @@ COMMANDS = {
         "atroposlib.cli.collect.rollout_files:main",
         "Rollouts of a run, with texts, as parquet or JSON lines.",
     ),
+    "data wins": (
+        "atroposlib.cli.collect.wins:main",
+        "Games against earlier versions, by version.",
+    ),
     "data rescore": (
         "atroposlib.travel.rescore:main",
         "Another reward over the rollouts of a run.",

@@ -61,9 +61,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--max-batch", type=int, default=512, help="sequences at once (default %(default)s)")
     about = "memory for keys and values (default: 2 on CPUs, 60 %% of what is free on CUDA)"
     add("--kv-gib", type=float, help=about)
+    about = "earlier versions of the weights in memory, for requests of NAME@VERSION"
+    add("--keep-versions", type=int, default=0, metavar="K", help=about)
+    about = "keep versions that are multiples of it (default %(default)s)"
+    add("--keep-every", type=int, default=1, metavar="N", help=about)
     add("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
     add("--seed", type=int, help="of requests that bring none (default: random)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.keep_versions < 0 or options.keep_every < 1:
+        parser.error("--keep-versions is at least 0, and --keep-every at least 1")
+    return options
 
 
 def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
@@ -81,6 +88,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
 
     from atroposlib.client.announce import start_announcing
     from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.earlier import EarlierVersions, open_slots, slots_for
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
@@ -97,16 +105,20 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     kv_bytes = (options.kv_gib or 2) * 2**30
     if served.device.type == "cuda" and not options.kv_gib:
         kv_bytes = 0.6 * torch.cuda.mem_get_info(served.device)[0]
+    engines = 1 + slots_for(options.keep_versions)
     limits = EngineLimits(
         max_batch=options.max_batch,
-        kv_budget_tokens=int(kv_bytes // served.kv_bytes_per_token),
+        kv_budget_tokens=int(kv_bytes // served.kv_bytes_per_token // engines),
     )
+    shared = {"seed": options.seed, "num_threads": options.threads}
+    slots = open_slots(served, limits, engines - 1, **shared)
+    earlier = EarlierVersions(served.name, slots, options.keep_every)
     engine = Engine(
         served,
         limits,
-        seed=options.seed,
+        **shared,
         weight_version=options.weight_version,
-        num_threads=options.threads,
+        before_change=earlier.keep,
     )
     engine.start()
     warm_up(engine)
@@ -117,7 +129,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
         start_announcing(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
     names = (socket.gethostname(), options.host, *options.allow_host)
     run_app(
-        create_app(engine, names), listener
+        create_app(engine, names, earlier), listener
     )  # requests that a pause holds do not keep it alive
     return 0
 

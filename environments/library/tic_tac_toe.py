@@ -2,10 +2,13 @@
 
     python environments/library/tic_tac_toe.py serve
 
-For a model of characters, without English: ``--env.bare true``.
+For a model of characters, without English: ``--env.bare true``. Against itself:
+``--env.opponent pool --env.eval_opponent random``, from openings in place of won positions.
 """
 
+import random
 from functools import cache
+from typing import Literal
 
 from pydantic import Field
 
@@ -71,6 +74,23 @@ def positions():
     return list(boards.values())
 
 
+def openings():
+    """Positions after no to three moves, none of which is won."""
+    level, boards = {" " * 9}, []
+    for ply in range(4):
+        player = "XO"[ply % 2]
+        boards += [
+            {"id": board.replace(" ", "."), "board": board, "me": player}
+            for board in sorted(level)
+        ]
+        level = {place_mark(board, c, player) for board in level for c in free(board)}
+    return boards
+
+
+def tasks(config):
+    return positions() if config.opponent == "engine" else openings()
+
+
 def board_text(board):
     rows = [board[i : i + 3] for i in (0, 3, 6)]
     numbered = [
@@ -95,12 +115,66 @@ def gold(task):
 CARD = Card("games", data="made on the spot", licence="MIT", gold=gold, turns="2-4")
 
 
-BARE = {"bare": Field(default=False, description="no rules: x or o to move, and the board")}
+Opponent = Literal["engine", "random", "present", "pool"]
+AGAINST = "engine, random, present (the trained model itself) or pool (its earlier versions)"
+SETTINGS = {
+    "bare": Field(default=False, description="no rules: x or o to move, and the board"),
+    "history": Field(
+        default=True, description="a turn follows the turns before; false: it stands alone"
+    ),
+    "opponent": (Opponent, Field(default="engine", description=AGAINST)),
+    "eval_opponent": (
+        Opponent | None,
+        Field(default=None, description="of held-out games (default: as opponent)"),
+    ),
+}
+
+
+class Player:
+    """The opponent of a game; an illegal move of a model is replaced by a random move."""
+
+    def __init__(self, task, model, config):
+        kind = config.opponent if model.split == "train" else config.eval_opponent
+        self.kind, self.config, self.model = kind or config.opponent, config, model
+        self.messages, self.illegal = [], 0
+        self.random = random.Random(f"{config.seed}/{task['id']}")
+
+    async def move(self, board, player):
+        if self.kind == "engine":
+            return best(board, player)
+        cell = None
+        if self.kind != "random":
+            version = "pool" if self.kind == "pool" else None
+            seat = await self.model.endpoint("opponent", trainable=False, version=version)
+            first = not self.messages
+            asked = {
+                "role": "user",
+                "content": question(board, player, self.config.bare, first),
+            }
+            reply = await seat.chat([*self.messages, asked])
+            if self.config.history:
+                self.messages += [asked, {"role": "assistant", "content": reply}]
+            cell = cell_of(reply, board)
+            self.illegal += cell is None
+        return self.random.choice(free(board)) if cell is None else cell
+
+
+def question(board, player, bare, first):
+    """The text of a turn: the rules at first, then the board."""
+    if bare:
+        return f"{player}\n{board_text(board)}".lower() if first else board_text(board).lower()
+    return RULES.format(me=player, board=board_text(board)) if first else board_text(board)
+
+
+def cell_of(reply, board):
+    """The free cell that a reply names; None: it is no legal move."""
+    cell = int(reply) - 1 if reply.strip() in list("123456789") else -1
+    return cell if cell in free(board) else None
 
 
 @environment(
-    positions,
-    settings=BARE,
+    tasks,
+    settings=SETTINGS,
     rewards={"won": 1.0, "drawn": 0.0, "illegal": 0.0},
     card=CARD,
     group_size=8,
@@ -108,28 +182,29 @@ BARE = {"bare": Field(default=False, description="no rules: x or o to move, and 
 )
 async def tic_tac_toe(task, model, config):
     board, me = task["board"], task["me"]
-    first = RULES.format(me=me, board=board_text(board))
     ended = {"won": 0.0, "drawn": 0.0, "illegal": 0.0}
-    if config.bare:
-        first = f"{me}\n{board_text(board)}".lower()
-    messages = [{"role": "user", "content": first}]
+    opponent = Player(task, model, config)
+    if config.opponent != "engine":
+        model.role = me
+    messages = [{"role": "user", "content": question(board, me, config.bare, True)}]
     while True:
         reply = await model.chat(messages)
-        cell = int(reply) - 1 if reply.strip() in list("123456789") else -1
-        if cell not in free(board):
+        cell = cell_of(reply, board)
+        if cell is None:
             return ended | {"illegal": 1.0}
         board = place_mark(board, cell, me)
         if won(board, me):
             return ended | {"won": 1.0}
         if not free(board):
             return ended | {"drawn": 1.0}
-        board = place_mark(board, best(board, other(me)), other(me))
+        board = place_mark(board, await opponent.move(board, other(me)), other(me))
         if won(board, other(me)):
             return ended
         if not free(board):
             return ended | {"drawn": 1.0}
-        then = board_text(board).lower() if config.bare else board_text(board)
-        messages = [*reply.messages, {"role": "user", "content": then}]
+        then = question(board, me, config.bare, not config.history)
+        earlier = reply.messages if config.history else []
+        messages = [*earlier, {"role": "user", "content": then}]
 
 
 if __name__ == "__main__":

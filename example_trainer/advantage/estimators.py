@@ -1,4 +1,4 @@
-"""Advantage estimators: a function and a line in ESTIMATORS each, or a plug-in; GAE per token.
+"""Advantage estimators: a function and a line in ESTIMATORS each, or a plug-in.
 
 With r the shaped rewards (see ``rewards``), over the rows of a group or of the batch:
 
@@ -9,28 +9,19 @@ With r the shaped rewards (see ``rewards``), over the rows of a group or of the 
     maxrl                  (r - group mean) / group mean of r >= 0    arXiv 2602.02710
     reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
     reinforce_pp_baseline  r - group mean, then normalised over the batch
-    gae                    r, over tokens by gamma and lambda         arXiv 1506.02438
+    role                   r - exponential mean of the row's role     see ``roles``
+    gae                    r, over tokens by gamma and lambda         see ``gae``
     raw                    r
 
 Groups are identified by id alone, so a lost row never mixes two prompts. Deviations are
 of the population, plus ``advantage_eps``, and at least 1e-8. A group of a single row has the
-baseline 0 and the deviation 1 in every estimator: its advantage is its reward.
+baseline 0 and the deviation 1 in every estimator but role: its advantage is its reward.
 
 "Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
 once; ``advantage_norm batch`` does it after any estimator, ``group`` over each group.
 
-Then advantages per trained token, arXiv 1506.02438 eq. 16, in ``token_advantages``:
-
-    rho_t = reward of token t (for example a KL), plus the row's advantage at its last token
-    delta_t = rho_t + gamma V_t+1 - V_t          V after the last token is 0
-    A_t = delta_t + gamma lambda A_t+1
-    return_t = A_t + V_t                         target of the critic
-
-Only trained tokens are steps: discounts skip the text of a user or a tool between two
-turns. Gamma and lambda apply to ``advantage gae``; the rest of the estimators have 1 and 1, so
-every token gets the advantage of its row, plus the token rewards from there on.
-
-A row cut off at the token limit ends like every row.
+``gae.token_advantages`` spreads the advantage of a row over its tokens. A row cut off at the
+token limit ends like every row.
 """
 
 from __future__ import annotations
@@ -48,6 +39,7 @@ from example_trainer.advantage.rewards import (
     shape_rewards,
     to_list,
 )
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.settings.loss import AdvantageSettings
 
 # Below this rewards are equal but for rounding; dividing by less would blow rounding
@@ -63,6 +55,8 @@ def compute(
     lengths: Any = None,
     finish_reasons: Any = None,
     normalise: bool = True,
+    roles: Sequence[str] | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> list[float]:
     """Advantages of the rows, (R,).
 
@@ -75,6 +69,8 @@ def compute(
         finish_reasons: (R,) as the engine returned them, or None; for the overlong penalty.
         normalise: False leaves normalising over the batch to ``normalise_tokens``, for
             callers that change single tokens first.
+        roles, baselines: (R,) and the baselines so far, of the estimator role; without them
+            all rows have a role that is seen first.
 
     Raises:
         InvalidGroup: a reward is not a finite number (names the row), or the lists differ
@@ -96,8 +92,13 @@ def compute(
             "advantage maxrl takes rewards as chances of success: from 0 up, also after"
             " reward_bias and an overlong penalty"
         )
-    estimate = _estimate_by_plugin if is_own else _estimate
-    advantages_R = estimate(settings, rewards_R, groups)
+    if settings.advantage == "role":
+        roles_R, known = roles or [""] * count, baselines or RoleBaselines()
+        means_R = known.take(roles_R, rewards_R, settings.role_decay)
+        advantages_R = [reward - mean for reward, mean in zip(rewards_R, means_R)]
+    else:
+        estimate = _estimate_by_plugin if is_own else _estimate
+        advantages_R = estimate(settings, rewards_R, groups)
     if normalise and normalises(settings):
         weights_R = lengths_R or [1.0] * count
         by_group = settings.advantage_norm == "group"
@@ -181,6 +182,7 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
     "maxrl": lambda reward, of: (reward - of.mean) / _divisor(of.mean),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centre,
+    "role": _centre,  # of the row's role; ``compute`` gives its mean
     "gae": _raw,
     "raw": _raw,
 }
@@ -239,56 +241,3 @@ def _moments(values_N: Sequence[float], weights_N: Sequence[float]) -> tuple[flo
 
 def _divisor(std: float) -> float:
     return max(std, STD_FLOOR)
-
-
-# --- per token ---------------------------------------------------------------------------
-
-
-def token_advantages(
-    advantages_R: Sequence[float],
-    lengths_R: Sequence[int],
-    settings: AdvantageSettings,
-    *,
-    token_rewards_R_T: Sequence[Sequence[float]] | None = None,
-    values_R_T: Sequence[Sequence[float]] | None = None,
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Advantages and returns of every trained token, both (R, T) ragged.
-
-    Args:
-        advantages_R: advantages of rows, from ``compute``.
-        lengths_R: trained tokens of each row.
-        token_rewards_R_T: on top, per trained token.
-        values_R_T: of the critic before this batch; without a critic, 0.
-
-    Raises:
-        ValueError: the lists differ in length.
-    """
-    gamma, lam = 1.0, 1.0
-    if settings.advantage == "gae":
-        gamma, lam = settings.gamma, settings.gae_lambda
-    advantages_R_T, returns_R_T = [], []
-    for i, (final, length) in enumerate(zip(advantages_R, lengths_R, strict=True)):
-        rewards_T = (
-            list(token_rewards_R_T[i]) if token_rewards_R_T is not None else [0.0] * length
-        )
-        values_T = values_R_T[i] if values_R_T is not None else [0.0] * length
-        if rewards_T:
-            rewards_T[-1] += final
-        advantages_T = _gae(rewards_T, values_T, gamma, lam)
-        if len(advantages_T) != length:
-            raise ValueError(f"row {i}: {len(advantages_T)} token rewards, {length} tokens")
-        advantages_R_T.append(advantages_T)
-        returns_R_T.append([a + v for a, v in zip(advantages_T, values_T)])
-    return advantages_R_T, returns_R_T
-
-
-def _gae(
-    rewards_T: Sequence[float], values_T: Sequence[float], gamma: float, lam: float
-) -> list[float]:
-    advantage, next_value = 0.0, 0.0
-    backwards = []
-    for reward, value in zip(reversed(rewards_T), reversed(values_T), strict=True):
-        advantage = reward + gamma * next_value - value + gamma * lam * advantage
-        next_value = value
-        backwards.append(advantage)
-    return backwards[::-1]

@@ -17,7 +17,9 @@ import torch
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import plugins
 from example_trainer.advantage import estimators
+from example_trainer.advantage.gae import token_advantages
 from example_trainer.advantage.rewards import TRUNCATED, rows_by_group
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.data.packing import pack_ffd
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.losses import kl
@@ -39,6 +41,7 @@ class Prepared:
     returns_R_T: list[list[float]] | None = None  # targets of the value model
     counts: Counter[str] = field(default_factory=Counter)
     sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
+    metrics: dict[str, float] = field(default_factory=dict)  # of the batch
     left_out: dict[tuple[int, int] | None, str] = field(
         default_factory=dict
     )  # place -> reason
@@ -56,6 +59,7 @@ def prepare_parts(
     policy: Policy | None = None,
     reference: Policy | None = None,
     critic: ValueModel | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> Prepared:
     """``prepare_batch`` of each environment with its algorithm, and of the rest.
 
@@ -70,6 +74,7 @@ def prepare_parts(
             policy=policy,
             reference=reference,
             critic=critic,
+            baselines=baselines,
         )
         for part in parts
     }
@@ -119,12 +124,14 @@ def prepare_batch(
     policy: Policy | None = None,
     reference: Policy | None = None,
     critic: ValueModel | None = None,
+    baselines: RoleBaselines | None = None,
 ) -> Prepared:
     """Advantages and helper scores of a batch.
 
     Args:
         rows: of the whole batch, also rows that only count in the baseline of their group.
         version: of the policy that is about to be trained.
+        baselines: of roles, which the batch moves; for the estimator role.
         policy: as it is before the first step; a KL in the reward needs it.
 
     Raises:
@@ -139,6 +146,8 @@ def prepare_batch(
         lengths=[len(row.trained) for row in rows],
         finish_reasons=[row.finish_reason for row in rows],
         normalise=False,  # per token, below, after a KL in the reward
+        roles=[f"{row.environment or ''}/{row.role}" for row in rows],
+        baselines=baselines,
     )
     counts: Counter[str] = Counter()
     left_out: dict[tuple[int, int] | None, str] = {}
@@ -156,7 +165,7 @@ def prepare_batch(
         token_rewards_R_T = [[-settings.kl_coef * x for x in kl_T] for kl_T in kl_R_T]
     if critic is not None:
         prepared.values_R_T = critic.trained_values(prepared.rows)
-    prepared.advantages_R_T, returns_R_T = estimators.token_advantages(
+    prepared.advantages_R_T, returns_R_T = token_advantages(
         [scalar for _, scalar in kept],
         lengths_R,
         settings,

@@ -62,7 +62,7 @@ from example_trainer.model import state_dict
 from example_trainer.model.model_dir import TrainerState, tidy
 from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
-from example_trainer.state import Frequency, StoppedBetweenSteps
+from example_trainer.state import Frequency, Resumable, StoppedBetweenSteps
 from example_trainer.update.optimizer import load_optimizer_state, optimizer_state
 from example_trainer.update.step import Critic
 
@@ -78,7 +78,7 @@ class Recovery:
         registration: of this trainer, at step 0.
         identity: settings that determine which tensors a checkpoint holds and their meaning.
             It loads only under equal settings.
-        counters: of the saver and the evaluator, by name; they go on as well.
+        counters: of the saver, the evaluator and the roles, by name; they go on as well.
         note: called with the name of a wait in which a stop is not safe.
     """
 
@@ -88,7 +88,7 @@ class Recovery:
         world: Ranks,
         registration: Registration,
         identity: Mapping[str, Any],
-        counters: Mapping[str, Frequency] | None = None,
+        counters: Mapping[str, Resumable] | None = None,
         note: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._cfg, self._world = cfg, world
@@ -99,7 +99,10 @@ class Recovery:
         if epochs is None and steps is None and seconds is None:
             seconds = EVERY_S
         self._frequency = Frequency(epochs, steps, seconds, since_s=time.time())
-        self._counters = {"recovery": self._frequency, **(counters or {})}
+        self._counters: dict[str, Resumable] = {
+            "recovery": self._frequency,
+            **(counters or {}),
+        }
         self._plan: StartingPoint | None = None
         # Of the last step, until its copy is taken for a checkpoint.
         self._unsaved: TrainerState | None = None
@@ -154,7 +157,7 @@ class Recovery:
             tensors[f"{prefix}optimizer"] = held
             documents[f"{prefix}optimizer"] = scalars
         documents["rng"] = gather_objects(self._world, random_state.capture_rng())
-        counters = {name: f.state() for name, f in self._counters.items()}
+        counters = {name: counter.state() for name, counter in self._counters.items()}
         documents[STATE] = state_document(state, self._identity, counters)
         shards = self._copies.take(tensors, self._world)
         on_whole = partial(self._commit, client, state)
@@ -356,9 +359,9 @@ class Recovery:
         # More ranks than at the save: the new ranks have no saved state.
         if self._world.rank < len(held["rng"]):
             random_state.restore_rng(held["rng"][self._world.rank])
-        for name, frequency in self._counters.items():
+        for name, counter in self._counters.items():
             if name in held[STATE]["counters"]:
-                frequency.restore(held[STATE]["counters"][name])
+                counter.restore(held[STATE]["counters"][name])
 
 
 def _models(

@@ -11,7 +11,7 @@ temperatures     .  c  d          at which it was sampled, and is scored
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
@@ -69,6 +69,7 @@ class Row:
         None  # experts of the first tokens; position j reads token j
     )
     environment: str | None = None  # its name, which decides on the algorithm
+    role: str = ""  # side of a game: of the row's facts, else the endpoint of its group
 
     @cached_property
     def trained(self) -> list[int]:
@@ -214,7 +215,16 @@ def _row(
         teacher_logprobs=_shifted_row(group.distill_logprobs, g),
         routed_experts=group.routed_experts[g] if group.routed_experts else None,
         environment=sampling.named_environment(group),
+        role=role_of(group.metadata or {}, g),
     )
+
+
+def role_of(metadata: Mapping[str, Any], g: int) -> str:
+    """The role of row ``g`` of a group: a fact of the row, else the endpoint of the group."""
+    rows = metadata.get("rows")
+    facts = rows[g] if isinstance(rows, list) and g < len(rows) else None
+    role = facts.get("role") if isinstance(facts, dict) else None
+    return str(role or metadata.get("endpoint") or "")
 
 
 def _shift(values: list[V]) -> list[V]:

@@ -98,7 +98,7 @@ def load_value_model(
 def value_loss(
     values: Tensor,  # (B, T) of the critic being trained
     old_values: Tensor,  # (B, T) of the critic before the first step on this batch
-    returns: Tensor,  # (B, T) of estimators.token_advantages
+    returns: Tensor,  # (B, T) of gae.token_advantages
     mask: Tensor,  # (B, T) weight of each token; 0 where not trained
     clip_eps: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -206,6 +206,7 @@ def batch_metrics(
         "truncated_share": _truncated_share(batch.rows),
         **_lengths(batch.rows),
         **{name: total / tokens for name, total in prepared.sums.items()},
+        **prepared.metrics,
         **batch.counts,
         **prepared.counts,
         **batch.env_metrics,

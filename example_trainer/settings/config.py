@@ -90,6 +90,13 @@ class TrainingConfig(
             self.publisher == "lora" and not self.trains_adapter,
             "weight_publisher lora publishes an adapter, but lora is false",
         )
+        yield (
+            ("keep_adapters", "publish_adapter_name", "weight_publisher"),
+            self.keep_adapters > 0
+            and (self.publisher != "lora" or self.publish_adapter_name is None),
+            "keep_adapters keeps adapters that weight_publisher lora publishes under"
+            " publish_adapter_name; set both, or leave it out",
+        )
         yield from objective_checks(self)
         yield (
             ("optimizer_offload", "optimizer"),

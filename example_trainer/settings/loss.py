@@ -32,6 +32,7 @@ Estimator = Literal[
     "maxrl",
     "reinforce_pp",
     "reinforce_pp_baseline",
+    "role",
     "gae",
     "raw",
 ]
@@ -205,6 +206,12 @@ class AdvantageSettings(Section):
         None,
         description="MODULE:FUNCTION or FILE.py:FUNCTION; groups for which it returns false leave"
         " the loss",
+    )
+    role_decay: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        description="share that a role's baseline keeps of its value per batch, for advantage role",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per trained token, for gae")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="lambda of generalised advantages")

@@ -56,6 +56,15 @@ class WeightSettings(Section):
         description="name of the adapter on servers that only give it to requests that ask"
         " for it (vLLM, SGLang); environments must then ask for this model",
     )
+    keep_adapters: int = Field(
+        0,
+        ge=0,
+        description="earlier adapters that vLLM and SGLang keep as NAME@VERSION, NAME being"
+        " publish_adapter_name: opponents of environments",
+    )
+    keep_adapters_every: int = Field(
+        1, ge=1, description="versions kept by keep_adapters are multiples of it"
+    )
     publish_every: int = Field(1, ge=1, description="steps between published versions")
     keep_published: int = Field(2, ge=1, description="versions kept in publish_dir")
     publish_timeout_s: float = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from atroposlib.errors import ConfigError
 
@@ -28,6 +29,16 @@ class StopSignal:
     def check(self) -> None:
         if self.reason is not None:
             raise Stopped(self.reason)
+
+
+class Resumable(Protocol):
+    """Numbers that a checkpoint holds, and that go on with it."""
+
+    def state(self) -> dict[str, float]:
+        """JSON values."""
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Continue from what :meth:`state` returned."""
 
 
 @dataclass

@@ -6,15 +6,21 @@ still map the files of an older version, and a file that is replaced kills its r
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+from atroposlib.errors import InferenceError
+from atroposlib.utils.models.version_names import versioned_name
 from example_trainer.model.model_dir import DRAFT, TrainerState, save_adapter, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.publisher import Publisher
+
+logger = logging.getLogger(__name__)
 
 
 class DiskPublisher(Publisher):
@@ -27,6 +33,7 @@ class DiskPublisher(Publisher):
     kind, number = "version", "_"  # version_1f00a3_17
     retries = 1
     _written: Sequence[Path] = ()  # directories that are kept, the newest last
+    _further: Sequence[Path] = ()  # directories that are kept as well
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         # Not synced to disk: if the machine dies, its servers die too.
@@ -50,7 +57,7 @@ class DiskPublisher(Publisher):
         still read the directory that it was given last.
         """
         slow, reads = self.fleet.behind | self.fleet.renewing, self.fleet.reads
-        kept = {*self._written, *(reads[url] for url in slow & reads.keys())}
+        kept = {*self._written, *self._further, *(reads[url] for url in slow & reads.keys())}
         folder = self.cfg.published.resolve()
         for path in (*folder.glob(f"{self.kind}*"), *folder.glob(f".{self.kind}*{DRAFT}")):
             if path not in kept:
@@ -67,6 +74,7 @@ class LoraPublisher(DiskPublisher):
     """Publishes the adapter; needs a shared directory and servers of ``model_name``."""
 
     kind, number = "policy", "-v"
+    _earlier: Mapping[int, Path] = MappingProxyType({})  # adapters that servers keep
 
     @property
     def publishes_start(self) -> bool:
@@ -78,3 +86,31 @@ class LoraPublisher(DiskPublisher):
 
     def load_from(self, engine: InferenceServer, path: str, version: int) -> None:
         engine.load_adapter(path, version, self.cfg.publish_adapter_name)
+
+    def tidy(self) -> None:
+        if self.cfg.keep_adapters and self._held is not None:
+            self._keep_earlier(*self._held)
+        super().tidy()
+
+    def _keep_earlier(self, version: int, published: Path | None) -> None:
+        """Let the servers keep the adapters before ``version``, for requests of NAME@VERSION.
+
+        A server that refuses is logged: its environments then have no opponents, and name that in
+        their metrics.
+        """
+        cfg = self.cfg
+        before = {number: path for number, path in self._earlier.items() if number < version}
+        named = {
+            versioned_name(str(cfg.publish_adapter_name), number): str(path)
+            for number, path in before.items()
+        }
+        for engine in self.fleet.present:
+            try:
+                engine.hold_adapters(named)
+            except InferenceError as error:
+                logger.warning("%s does not keep earlier adapters: %s", engine.url, error)
+        if published is not None and version % cfg.keep_adapters_every == 0:
+            before[version] = published  # from the next publish on
+        newest = sorted(before)[-cfg.keep_adapters :]
+        self._earlier = {number: before[number] for number in newest}
+        self._further = [*before.values()]

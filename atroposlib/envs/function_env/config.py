@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from atroposlib.envs.cli import name_rejected_settings
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.generation.routing.opponents import PoolRule
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.cli import with_default
 
@@ -49,6 +50,19 @@ class FunctionEnvConfig(BaseEnvConfig):
     eval_samples: int = Field(default=1, ge=1, description="rollouts of each held-out item")
     eval_temperature: float = Field(
         default=0.0, ge=0, allow_inf_nan=False, description="of evaluation; 0: greedy"
+    )
+    opponent_pool: PoolRule = Field(
+        default="age",
+        description="choice among the earlier versions that the servers hold: age, all alike, or"
+        " win_rate, those more often against which the policy scores little",
+    )
+    opponent_score: str = Field(
+        default="reward",
+        description="number of a rollout, 0 to 1, that win_rate takes: a named reward, or reward",
+    )
+    opponent_urls: list[str] = Field(
+        default_factory=list,
+        description="further servers of earlier versions, each with a model named NAME@VERSION",
     )
     reward_weights: dict[str, float] = Field(
         default_factory=dict,

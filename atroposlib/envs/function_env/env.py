@@ -163,7 +163,8 @@ class FunctionEnv(BaseEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.data_place: dict[str, Any] = {}  # restored by load_checkpoint
+        self.data_place: dict[str, Any] = {}  # restored by load_checkpoint, as the next
+        self.opponent_record: dict[str, Any] = {}
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
         plan = self.definition.rewards.with_weights(self.config.reward_weights)
@@ -211,12 +212,15 @@ class FunctionEnv(BaseEnv):
         return self.cursor.next()
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        super().save_checkpoint(step, {"data_place": self.cursor.state(), **(data or {})})
+        record = self.rollouts.record.state()
+        own = {"data_place": self.cursor.state(), "opponent_record": record}
+        super().save_checkpoint(step, {**own, **(data or {})})
 
     def load_checkpoint(self) -> None:
         super().load_checkpoint()
         if self.data_place:
             self.cursor.seek(self.data_place)
+        self.rollouts.record.restore(self.opponent_record)
 
     # --- rollouts ---------------------------------------------------------------------
 

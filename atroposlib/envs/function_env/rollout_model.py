@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
 from atroposlib.envs.function_env.call_checks import checked_messages, require_sampling
 from atroposlib.envs.function_env.recorder import Recorder
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 Messages = Union[str, Sequence[Message]]  # a text stands for a user message
+OpponentVersion = Union[int, Literal["pool"]]
 
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -101,6 +102,8 @@ class Model:
     temperature: float  # default of every call
     max_tokens: int  # default of every call
     open_endpoint: Callable[[str], Awaitable[AgentSession]]  # by its name
+    # opens an endpoint of an earlier version; None: there are none here
+    open_opponent: Callable[[str, OpponentVersion], Awaitable[AgentSession]] | None = None
     stop: Sequence[str] = ()  # default of every call
     describe_tools: bool = False  # sent in a system message if the chat template ignores tools
     examples: Sequence[Message] = ()  # sent before the messages of every chat, in no history
@@ -110,6 +113,11 @@ class Model:
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
     frozen: set[str] = field(default_factory=set)  # names of endpoints that are not trained
+    opponents: set[str] = field(
+        default_factory=set
+    )  # names of endpoints of an earlier version
+    # side of the policy in a game: the baseline of ``advantage: role`` is by role
+    role: str | None = None
     # replies of these endpoints, which no row holds, by name
     untrained: dict[str, list[Message]] = field(default_factory=dict)
     row_tokens: int = 0  # tokens of the sequence with the last reply
@@ -199,7 +207,9 @@ class Model:
         return self._reply_of(completion)
 
     @_keep_coroutine
-    async def endpoint(self, name: str = "", *, trainable: bool = True) -> AgentSession:
+    async def endpoint(
+        self, name: str = "", *, trainable: bool = True, version: OpponentVersion | None = None
+    ) -> AgentSession:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
         Every call to it belongs to this rollout and is trained like a call of ``chat``. Each
@@ -207,12 +217,22 @@ class Model:
         seat of a game. The samples of an endpoint that is not ``trainable`` enter no row and no
         figure of the training; the metadata of the group has its replies, for a replay.
 
+        With a ``version`` an earlier version of the policy answers, and nothing is trained: a
+        number, or "pool" for any version that the servers hold. Without such a version the present
+        version answers, and the metric ``NAME/fallback`` is 1 in place of 0.
+
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
         if name not in self.endpoints:
-            opened = self.endpoints[name] = await self.open_endpoint(name)
+            if version is None or self.open_opponent is None:
+                opened = await self.open_endpoint(name)
+            else:
+                opened = await self.open_opponent(name, version)
+            self.endpoints[name] = opened
             opened.listen(partial(self._hear, name))
-            if not trainable:
+            if version is not None:
+                self.opponents.add(name)
+            if version is not None or not trainable:
                 self.frozen.add(name)
         return self.endpoints[name]
 
@@ -233,9 +253,11 @@ class Model:
         self.rewards[len(self.replies) - 1] = reward_number(reward, "the reward of a reply")
 
     @_keep_coroutine
-    async def openai(self, name: str = "", *, trainable: bool = True) -> AsyncOpenAI:
+    async def openai(
+        self, name: str = "", *, trainable: bool = True, version: OpponentVersion | None = None
+    ) -> AsyncOpenAI:
         """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
-        endpoint = await self.endpoint(name, trainable=trainable)
+        endpoint = await self.endpoint(name, trainable=trainable, version=version)
         return client_of(endpoint.base_url, endpoint.api_key)
 
     def refuse_forgotten_calls(self, env: str, item: str) -> None:

@@ -24,7 +24,7 @@ from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem, manager_of
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rollout_model import Message, Model
+from atroposlib.envs.function_env.rollout_model import Message, Model, OpponentVersion
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, cut_off
@@ -32,9 +32,11 @@ from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
 from atroposlib.errors import AtroposError, ConfigError, ContextFull, RolloutError, boundary
 from atroposlib.generation.engines.slots import spending, timings
+from atroposlib.generation.routing.opponents import OpponentPool, OpponentRecord
 from atroposlib.utils.gathering import in_one_task
 
 if TYPE_CHECKING:
+    from atroposlib.generation.engines.api_server import APIServer
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,10 @@ class RolloutRunner:
     examples: Sequence[Example] = ()  # the shown examples and a spare
     # gets each call of a rollout, see ``Model.listener``
     listener: Callable[[str, Sequence[Message], Message], None] | None = None
+    opponents: OpponentPool | None = None  # opened with the first opponent
+    record: OpponentRecord = field(
+        default_factory=OpponentRecord
+    )  # games against earlier versions
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -129,7 +135,9 @@ class RolloutRunner:
             )
         calls = sum(len(reply.tool_calls) for reply in model.replies)
         counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
-        facts = {"timings": dict(spent), **counts}
+        side = {} if model.role is None else {"role": model.role}
+        facts = {"timings": dict(spent), **counts, **side}
+        self.record.note(metrics_of(reward), model.opponents, self.config.opponent_score)
         return Rollout(rows, reward, facts, model.is_context_full, seats, model.untrained)
 
     async def given(
@@ -235,7 +243,14 @@ class RolloutRunner:
         chats = [example.messages for example in self.examples if example.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
-        async def open_endpoint(name: str) -> AgentSession:
+        async def open_opponent(name: str, version: OpponentVersion) -> AgentSession:
+            place = f"{item['id']}@{item['epoch']}"
+            server = await self._pool().choose(version, place, name)
+            opened = await open_endpoint(name, server)
+            opened.version = None if server is None else server.announced_version
+            return opened
+
+        async def open_endpoint(name: str, server: APIServer | None = None) -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
                 self.runtime.server.tool_parser or TOOL_PARSER,
@@ -245,6 +260,7 @@ class RolloutRunner:
                 max_tokens=config.max_tokens,
                 stop=config.stop,
                 describe_tools=config.describe_tools,
+                server=server,
             )
             if of_agent is not None:
                 opened.sample_from(of_agent(name))
@@ -261,8 +277,19 @@ class RolloutRunner:
                 message for messages in chats[: config.gold_examples] for message in messages
             ],
             open_endpoint=open_endpoint,
+            open_opponent=open_opponent if of_agent is None else None,
             listener=self.listener,
         )
+
+    def _pool(self) -> OpponentPool:
+        """The pool of earlier versions, closed with the environment."""
+        if self.opponents is None:
+            config, servers = self.config, self.runtime.server.servers
+            self.opponents = OpponentPool(
+                servers, config.opponent_urls, config.opponent_pool, config.seed, self.record
+            )
+            self._open_things.push_async_callback(self.opponents.close)
+        return self.opponents
 
     async def _running_proxy(self) -> RunningProxy:
         """The proxy of this process, started at the first use of an address."""
@@ -319,6 +346,7 @@ def with_posted(reward: Reward, model: Model) -> Reward:
     """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``.
 
     An untrained endpoint does so only if it was rewarded: the score of the rollout is not its merit.
+    An opponent logs its ``version``, or that there was none (``fallback``).
     """
     if reward.score is None:
         return reward
@@ -330,6 +358,10 @@ def with_posted(reward: Reward, model: Model) -> Reward:
         for name, agent in model.endpoints.items()
         if name and (name not in model.frozen or agent.is_rewarded)
     }
+    for name in model.opponents:
+        version = model.endpoints[name].version
+        named[f"{name}/fallback"] = float(version is None)
+        named |= {} if version is None else {f"{name}/version": float(version)}
     return Reward(score, {**reward.metrics, **named})
 
 

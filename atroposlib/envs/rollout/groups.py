@@ -113,7 +113,8 @@ PER_ROW = (
 # values of rows without the field
 _UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
 TASK_DIGITS = 16  # digits of a task's digest
-MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # limits of the facts of a row
+# limits of the facts of a row
+MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS, MAX_ROLE_CHARACTERS = 32, 2000, 64
 
 
 def from_nodes(
@@ -263,6 +264,8 @@ def row_facts(metadata: Mapping[str, Any], sampling: Sequence[Any] | None) -> di
     turns = metadata.get("turns", len(sampling) if sampling else None)
     counts = {"turns": turns, "tool_calls": metadata.get("tool_calls")}
     facts |= {name: count for name, count in counts.items() if count is not None}
+    if role := metadata.get("role"):
+        facts["role"] = str(role)[:MAX_ROLE_CHARACTERS]
     if judge := metadata.get("judge"):
         facts["judge"] = str(judge)[:MAX_JUDGE_CHARACTERS]
     return facts

@@ -54,7 +54,7 @@ class SGLangServer(TokenServer):
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    beside = {k: v for k, v in params.items() if k == "return_routed_experts"}
+    beside = {k: v for k, v in params.items() if k in ("return_routed_experts", "lora_path")}
     return {
         **beside,
         "input_ids": ids,

@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.proxy import ProxyLimits
+from atroposlib.generation.proxy.apis.chat import ChatApi
+from atroposlib.generation.proxy.apis.idempotency import CallIdentity
 from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import Listener, ProxySession, SessionSettings
@@ -44,12 +47,23 @@ class AgentSession:
         self.api_key = session.api_key
         self.url = f"{url}/{session.uuid}"  # base_url of Anthropic's clients
         self.base_url = f"{self.url}/v1"  # base_url of OpenAI's clients
+        self.version: int | None = (
+            None  # earlier version that answers; None: the present version
+        )
 
     async def __aenter__(self) -> AgentSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
+        """Text of a reply, sampled in this process without HTTP; parameters as for OpenAI."""
+        request = ChatApi(self._session, {"messages": list(messages), **sampling}).request
+        call = self._session.call(request, CallIdentity(b""))
+        response = await call.task
+        call.mark_delivered()
+        return response.choices[0].content or ""
 
     async def nodes(self) -> list[SequenceNode]:
         """Sequences of the session, in the shape of ``ManagedServer.get_state()``."""
@@ -117,11 +131,13 @@ class RunningProxy:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         describe_tools: bool = False,
+        server: APIServer | None = None,
     ) -> AgentSession:
         """Open a session for an agent. Raises InferenceRefused or ConfigError.
 
         Args:
             base_url: a particular inference server.
+            server: a client that is none of the manager's, for example of an earlier version.
             split: slots that its calls take, "train" or "eval".
             sampling: parameters that override the agent's, for example
                 {"temperature": 1.0, "top_p": 1.0}.
@@ -140,7 +156,7 @@ class RunningProxy:
             stop=list(stop),
             describe_tools=describe_tools,
         )
-        session = await self._sessions.open(settings, base_url)
+        session = await self._sessions.open(settings, base_url, server)
         return AgentSession(self._sessions, session, self.url)
 
 

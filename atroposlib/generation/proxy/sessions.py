@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from atroposlib.errors import ConfigError, InferenceRefused, Unauthorized, UnknownSession
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.routing.calls import sticky_session
@@ -115,9 +116,12 @@ class Sessions:
         return list(self._sessions.values())
 
     async def open(
-        self, settings: SessionSettings, base_url: str | None = None
+        self,
+        settings: SessionSettings,
+        base_url: str | None = None,
+        server: APIServer | None = None,
     ) -> ProxySession:
-        """Open a session on the server at ``base_url``, else on the freest healthy server.
+        """Open a session on ``server``, else at ``base_url``, else on the freest healthy server.
 
         Raises InferenceRefused (404 unknown server, 429 too many sessions) or ConfigError.
         """
@@ -128,8 +132,12 @@ class Sessions:
             )
         self._opening += 1
         try:
-            server, managed, release = await assign_server(
-                self.manager, base_url, settings, self.tokenizer
+            assigned, managed, release = await assign_server(
+                self.manager.servers if server is None else [server],
+                base_url,
+                settings,
+                self.tokenizer,
+                getattr(self.manager, "max_n_completions", 8),
             )
         finally:
             self._opening -= 1
@@ -137,13 +145,13 @@ class Sessions:
             uuid=str(uuid.uuid4()),
             api_key=KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES),
             model_name=self.model_name,
-            base_url=base_url_of(server),
+            base_url=base_url_of(assigned),
             managed=managed,
             settings=settings,
         )
         self._sessions[session.uuid] = session
         self._by_key[session.api_key] = session
-        self._assigned[session.uuid] = (server, release)
+        self._assigned[session.uuid] = (assigned, release)
         return session
 
     def find(self, session_id: str) -> ProxySession:
@@ -221,19 +229,21 @@ class Sessions:
 
 
 async def assign_server(
-    manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
+    servers: Sequence[Any],
+    base_url: str | None,
+    settings: SessionSettings,
+    tokenizer: Any,
+    largest_n: int,
 ) -> tuple[Any, ManagedServer | DummyManagedServer, Callable[[], None]]:
     """The server at ``base_url``, else the freest healthy server; its session; how to end both.
 
     With an ``APIServer`` a session fails over when its server fails, unless ``base_url`` named
     it. Raises InferenceRefused (404), or ConfigError for the tool parser.
     """
-    servers = list(manager.servers)
     candidates = [_server_at(servers, base_url)] if base_url else token_servers(servers)
     if not candidates:
         raise InferenceRefused(404, "there is no server yet: POST /setup names some")
     chosen = pick_server(candidates, settings.split)
-    largest_n = getattr(manager, "max_n_completions", 8)
     with ExitStack() as held:
         calls = held.enter_context(sticky_session(candidates, chosen, largest_n))
         # A tool parser loads the tokenizer, which takes seconds: not on the event loop.

@@ -66,8 +66,12 @@ class Engine:
         seed: int | None = None,
         weight_version: int = 0,
         num_threads: int | None = None,
+        before_change: Callable[[Any, int], None] | None = None,
     ) -> None:
         self.served = served
+        self._before_change = (
+            before_change  # gets the model and its version, before new weights
+        )
         self.limits = limits or EngineLimits()
         self.state = EngineState.RUNNING
         self._core = EngineCore(served, self.limits, seed=seed, weight_version=weight_version)
@@ -191,6 +195,8 @@ class Engine:
         def change() -> int:
             # also on failure: the other servers may hold the new weights
             self._lift_bound()
+            if self._before_change is not None:
+                self._before_change(self.served.model, self.weight_version)
             return self._core.update_weights(load, version)
 
         return self._control(change, name, WEIGHTS_TIMEOUT_S)

@@ -14,6 +14,7 @@ from atroposlib.errors import (
     InferenceUnavailable,
     WeightsError,
 )
+from atroposlib.inference.engine.earlier import EarlierVersions
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.routes_control import (
@@ -31,11 +32,14 @@ from atroposlib.utils.http.web_pages import page_checks
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 
 
-def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
-    """Routes over a started engine. The engine is closed with the application's lifespan.
+def create_app(
+    engine: Engine, names: Sequence[str] = (), earlier: EarlierVersions | None = None
+) -> FastAPI:
+    """Routes over a started engine. The engines are closed with the application's lifespan.
 
     Args:
         names: names of this server for clients, besides loopback names and names without a dot.
+        earlier: versions that requests reach by their names; None: the present version alone.
     """
 
     @asynccontextmanager
@@ -43,12 +47,14 @@ def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
         yield
         group.leave()
         engine.close()
+        if earlier is not None:
+            earlier.close()
 
     # FastAPI's /docs would load its scripts from a CDN; /openapi.json stays.
     app = FastAPI(
         title="Atropos local inference", lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    service, group = InferenceService(engine), WeightGroup()
+    service, group = InferenceService(engine, earlier), WeightGroup()
     app.include_router(openai_router(service))
     app.include_router(generate_router(service))
     app.include_router(control_router(service))

@@ -60,6 +60,8 @@ def control_router(service: InferenceService) -> APIRouter:
     @routes.get("/server_info")
     async def server_info() -> Json:
         served, totals = service.served, asdict(engine.counters)
+        if service.earlier is not None:  # accounts compare tokens of the whole server
+            totals["generated_tokens"] += service.earlier.generated_tokens
         return {
             "model": served.name,
             "model_path": served.path,

@@ -31,15 +31,18 @@ def openai_router(service: InferenceService) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Json:
+        served, earlier = service.served, service.earlier
         card = {
-            "id": service.served.name,
+            "id": served.name,
             "object": "model",
             "created": 0,
             "owned_by": "atropos-local",
-            "root": service.served.path,
-            "max_model_len": service.served.max_model_len,
+            "root": served.path,
+            "max_model_len": served.max_model_len,
         }
-        return {"object": "list", "data": [card]}
+        names = earlier.names(service.engine.weight_version) if earlier else []
+        versions = [{**card, "id": name, "parent": served.name} for name in names]
+        return {"object": "list", "data": [card, *versions]}
 
     @routes.post("/tokenize")
     async def tokenize(body: CompletionRequest) -> Json:
@@ -55,10 +58,11 @@ def openai_router(service: InferenceService) -> APIRouter:
             tools=body.tools,
             **body.chat_template_kwargs,
         )
-        reply = OpenAIReply(CHAT, service, body)
+        of_version = service.of(body.model)
+        reply = OpenAIReply(CHAT, of_version, body)
         if body.stream:
             return reply.stream(prompt_ids)
-        (result,) = await service.run([service.request(prompt_ids, body)], http)
+        (result,) = await of_version.run([of_version.request(prompt_ids, body)], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
         choices = reply.choices(result.outputs)
         return reply.whole(choices, len(prompt_ids), result.outputs, **extra)
@@ -66,12 +70,14 @@ def openai_router(service: InferenceService) -> APIRouter:
     @routes.post("/v1/completions", response_class=JsonResponse)
     async def completions(body: CompletionRequest, http: Request) -> Response:
         prompts = _prompts(service, body)
-        reply = OpenAIReply(COMPLETION, service, body)
+        of_version = service.of(body.model)
+        reply = OpenAIReply(COMPLETION, of_version, body)
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
             return reply.stream(prompts[0])
-        results = await service.run([service.request(p, body) for p in prompts], http)
+        requests = [of_version.request(prompt, body) for prompt in prompts]
+        results = await of_version.run(requests, http)
         made: list[Json] = []
         for prompt, result in zip(prompts, results):
             extra: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
@@ -95,8 +101,9 @@ def generate_router(service: InferenceService) -> APIRouter:
             prompt_ids = body.prompt.prompt_token_ids
         else:
             prompt_ids = service.encode(body.prompt)
-        request = service.request(prompt_ids, body, prompt_logprobs=body.prompt_logprobs)
-        (result,) = await service.run([request], http)
+        of_version = service.of(body.model)
+        request = of_version.request(prompt_ids, body, prompt_logprobs=body.prompt_logprobs)
+        (result,) = await of_version.run([request], http)
         outputs = result.outputs
         reply: Json = {
             "text": service.detokenizer.texts(outputs),

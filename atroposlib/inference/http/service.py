@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from atroposlib.errors import InferenceRefused
+from atroposlib.inference.engine.earlier import EarlierVersions
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.request import (
     GenerationRequest,
@@ -42,10 +43,16 @@ class Detokenizer:
 class InferenceService:
     """Shared by the routes; runs on the event loop and never touches the model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, earlier: EarlierVersions | None = None) -> None:
         self.engine = engine
         self.served = engine.served
+        self.earlier = earlier
         self.detokenizer = Detokenizer(engine.served.tokenizer)
+
+    def of(self, model: str | None) -> InferenceService:
+        """The service of an earlier version, if ``model`` is its name; else this service."""
+        engine = self.earlier.engine_of(model) if self.earlier and model else None
+        return self if engine is None else InferenceService(engine)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         tokenizer = self.served.tokenizer

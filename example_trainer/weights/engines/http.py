@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailabl
 from atroposlib.utils.backoff import Backoff, with_jitter
 from atroposlib.utils.http.sockets import CONNECT_TIMEOUT_S, kept_alive
 from atroposlib.utils.models.process_group import GroupSpec
+from atroposlib.utils.models.version_names import named_version
 
 # A call without an answer is repeated for so long, at most ``publish_timeout_s``: a server
 # under load may refuse a connection, a proxy reset it. After that the server is left out.
@@ -154,6 +155,8 @@ class InferenceServer(ABC):
     # What the server can do with running requests at a pause; the first is the default.
     # Tokens after the pause are computed from the new weights alone.
     pause_modes: Sequence[str]
+    # routes that load and unload a named adapter; None: there are none
+    _adapter_routes: tuple[str, str] | None = None
     _adapter: str | None = None  # model name of requests; set by the first load
 
     def __init__(self, http: Http, pause_mode: str | None = None) -> None:
@@ -207,6 +210,26 @@ class InferenceServer(ABC):
         Args:
             name: under which requests ask for it; None: every request gets it.
         """
+
+    def hold_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Serve exactly these earlier adapters (name: directory), which requests name.
+
+        Raises ConfigError: the server has no named adapters.
+        """
+        if self._adapter_routes is None:
+            raise ConfigError(
+                f"the {self.name} server at {self.url} keeps no earlier adapters: leave"
+                " keep_adapters out; our own server keeps versions with --keep-versions K"
+            )
+        load, unload = self._adapter_routes
+        cards = self.http.get("/v1/models")["data"]
+        served = [name for card in cards if named_version(name := str(card["id"])) is not None]
+        for name in served:
+            if name not in adapters:
+                self.http.post(unload, {"lora_name": name})
+        for name, directory in adapters.items():
+            if name not in served:
+                self.http.post(load, {"lora_name": name, "lora_path": directory})
 
     def load_shared(self, path: str, version: int) -> None:
         """Replace all weights by the contents of a file in memory, on the same machine."""

@@ -15,6 +15,7 @@ class SglangEngine(InferenceServer):
 
     name = "sglang"
     pause_modes = ("abort", "keep")
+    _adapter_routes = ("/load_lora_adapter", "/unload_lora_adapter")
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher in ("shared_memory", "node_disk"):

@@ -29,6 +29,7 @@ class VllmEngine(InferenceServer):
     name = "vllm"
     pause_modes = ("abort", "wait", "keep")
     _info_route = "/weight_info"
+    _adapter_routes = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
     @cached_property
     def has_extension(self) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from atroposlib.envs import environment
 from atroposlib.errors import ConfigError
+from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import ASCII_ALPHABET
 from tests.envs.function_env.function_toys import groups_in, made
 
@@ -112,3 +113,75 @@ async def test_the_limits_of_the_settings_hold_for_an_agent_too(fake, played):
     await played(agent)
     assert {body["max_tokens"] for _, body in fake.requests} == {20, 9}
     assert {tuple(body["stop"]) for _, body in fake.requests} == {(".",), ("e", ".")}
+
+
+# --- opponents --------------------------------------------------------------------------
+
+
+def card(name):
+    return {"id": name, "object": "model"}
+
+
+@environment([{"id": "a"}, {"id": "b"}], group_size=2, total_steps=2, max_num_workers=1)
+async def duel(task, model):
+    model.role = "white"
+    opponent = await model.endpoint("opponent", version="pool")
+    reply = await model.chat("play")
+    answer = await opponent.chat([*reply.messages, {"role": "user", "content": "reply"}])
+    return float(answer == "reply")
+
+
+@pytest.fixture
+def duelled(inference_url, tmp_path):
+    async def play(**settings):
+        env = made(duel, inference_url, tmp_path, **settings, alphabet=ASCII_ALPHABET)
+        await env.process_manager()
+        return env, groups_in(tmp_path)
+
+    return play
+
+
+def last_user(prompt, index):
+    return prompt.split("<|user|>")[-1].split("<|end|>")[0]
+
+
+async def test_opponent_is_an_earlier_version_and_its_tokens_are_not_trained(fake, duelled):
+    fake.reply = last_user
+    fake.cards = [card("fake"), card("fake@3")]
+    fake.reports_spans = fake.reports_header = False
+    env, groups = await duelled()
+    named = [body for path, body in fake.requests if body.get("model") == "fake@3"]
+    assert len(named) == 4 and len(fake.requests) == 8
+    for group in groups:
+        texts = {env.tokenizer.decode([t for t in row if t != -100]) for row in group["masks"]}
+        assert texts == {"play<|end|>"}
+        metrics = group["metadata"]["metrics"]
+        assert metrics == {"reward": 1.0, "opponent/version": 3.0, "opponent/fallback": 0.0}
+        assert [row["role"] for row in group["metadata"]["rows"]] == ["white"] * 2
+        (told, _) = group["metadata"]["untrained"]
+        assert told == {"opponent": [{"role": "assistant", "content": "reply"}]}
+    assert env.rollouts.record.scores() == {3: 1.0}
+    # The opponent's tokens are those of a helper, as a judge's.
+    states = {state for _, state in env._atropos.account._counts}
+    assert "helper" in states
+
+
+async def test_without_a_pool_the_present_version_plays_and_the_metrics_name_it(
+    fake, duelled, caplog
+):
+    fake.reply = last_user
+    _, groups = await duelled()
+    assert {body.get("model") for _, body in fake.requests} <= {None, "fake"}
+    for group in groups:
+        assert group["metadata"]["metrics"] == {"reward": 1.0, "opponent/fallback": 1.0}
+    assert caplog.text.count("no inference server lists an earlier version yet") == 1
+
+
+async def test_further_server_gives_its_version(fake, duelled):
+    fake.reply = last_user
+    second = FakeInference(reply=last_user)
+    second.cards = [card("frozen@40")]
+    with second.running() as url:
+        _, groups = await duelled(opponent_urls=[f"{url}/v1"])
+    assert {body["model"] for _, body in second.requests} == {"frozen@40"}
+    assert groups[0]["metadata"]["metrics"]["opponent/version"] == 40.0

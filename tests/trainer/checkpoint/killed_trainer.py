@@ -346,6 +346,7 @@ def outcome(w: Ranks) -> dict[str, Any]:
         "counted": {
             name: [counters["epochs"], counters["steps"]]
             for name, counters in state["counters"].items()
+            if name != "roles"
         },
         "torch": [rank["torch"] for rank in last.document("rng")],
         "bytes": {

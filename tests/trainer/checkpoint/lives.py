@@ -20,7 +20,7 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state import Frequency
+from example_trainer.state import Resumable
 from example_trainer.update.optimizer import clipped_step, optimizer_state
 from tests.trainer.rows import row, scored
 
@@ -30,7 +30,7 @@ BATCHES = 6
 def recovery_of(
     cfg: TrainingConfig,
     world: Ranks | None = None,
-    counters: Mapping[str, Frequency] | None = None,
+    counters: Mapping[str, Resumable] | None = None,
 ) -> Recovery:
     return grpo.recovery_of(cfg, world or Ranks.single(), cfg.seq_len, counters)
 

@@ -17,6 +17,7 @@ from atroposlib.errors import (
     NotRegistered,
     RunStateError,
 )
+from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.checkpoint import shards
 from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
 from example_trainer.model import loading, model_dir
@@ -279,6 +280,18 @@ def test_counters_of_saver_and_evaluator_are_restored(config, queued, start, sma
     restored = Frequency(steps=3)
     recovery_with(restored).resume(life.client, life.policy, life.optimizer)
     assert restored.due(False, 0.0)
+
+
+def test_baselines_of_roles_are_restored_to_the_bit(config, queued, start, small_model):
+    cfg = config(training_steps=50, model_name=small_model)
+    life, trained, restored = start(), RoleBaselines(), RoleBaselines()
+    trained.take(["X", "O"], [0.1, -0.7], 0.9)
+    trained.take(["X", "O"], [0.3, 0.2], 0.9)
+    life.recovery = recovery_of(cfg, counters={"roles": trained})
+    life.step()
+    recovery = recovery_of(cfg, counters={"roles": restored})
+    recovery.resume(life.client, life.policy, life.optimizer)
+    assert restored.state() == trained.state() != {}
 
 
 def test_a_critic_is_part_of_the_checkpoint(start, queued, config):

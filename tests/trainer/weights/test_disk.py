@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceError
 from example_trainer.model.model_dir import read_state
+from example_trainer.weights import make_publisher
+from example_trainer.weights.engines import connect_engine
+from tests.trainer.weights.support.engine_fakes import vllm_app
 from tests.trainer.weights.support.fleets import distance, expected, state
 
 EXACT = 1e-4
@@ -145,3 +149,51 @@ def test_a_server_that_returns_slowly_holds_up_no_publish(
     while publisher.fleet.absent:
         publisher.look()
     assert slow.engine.weight_version == 2 and not slow.engine.is_paused
+
+
+def test_earlier_adapters_stay_on_the_server_and_on_the_disk(config, policy_for, serve):
+    """Of versions 1 to 6 those that 2 divides, two at most, and never the present one."""
+    diary = []
+    cfg = config(
+        weight_publisher="lora",
+        lora=True,
+        publish_adapter_name="policy",
+        keep_adapters=2,
+        keep_adapters_every=2,
+        keep_published=1,
+    )
+    policy, held = policy_for("lora"), []
+    wait = {"timeout_s": 10.0, "wait_s": 0.0, "on_wait": lambda what: None}
+    engine = connect_engine(serve(vllm_app(diary, lora=True)), "auto", **wait)
+    with closing(engine), closing(make_publisher(cfg, [engine], None)) as publisher:
+        for version in range(1, 8):
+            publisher.publish(policy, state(version))
+            loaded = [
+                entry["lora_name"]
+                for route, entry in diary
+                if route == "/v1/load_lora_adapter"
+            ]
+            gone = [
+                entry["lora_name"]
+                for route, entry in diary
+                if route == "/v1/unload_lora_adapter"
+            ]
+            held.append([name for name in loaded if "@" in name and name not in gone])
+        kept = published(publisher)
+    assert held == [
+        [],
+        [],
+        ["policy@2"],
+        ["policy@2"],
+        ["policy@2", "policy@4"],
+        ["policy@2", "policy@4"],
+        ["policy@4", "policy@6"],
+    ]
+    assert kept == [4, 6, 7]
+
+
+def test_server_that_keeps_no_adapters_ends_the_run_with_a_remedy(publisher_for, policy_for):
+    publisher, _ = publisher_for("lora", lora=True)
+    publisher.cfg.keep_adapters = 1
+    with pytest.raises(ConfigError, match="--keep-versions K"):
+        publisher.publish(policy_for("lora"), state(1))

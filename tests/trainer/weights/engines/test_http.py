@@ -140,3 +140,20 @@ def test_a_broadcast_is_not_asked_for_twice(serve, monkeypatch):
         with pytest.raises(ServerGone, match="503"):
             http.post("/update_weights_from_distributed", {})
     assert asked == [1]
+
+
+@pytest.mark.parametrize(
+    ("app", "prefix"), [(vllm_app, "/v1"), (sglang_app, "")], ids=["vllm", "sglang"]
+)
+def test_earlier_adapters_are_loaded_once_and_unloaded_when_they_leave(to, app, prefix):
+    diary = []
+    engine = to(app(diary, lora=True))
+    engine.hold_adapters({"policy@2": "/weights/2"})
+    engine.hold_adapters({"policy@2": "/weights/2", "policy@4": "/weights/4"})
+    engine.hold_adapters({"policy@4": "/weights/4"})
+    load, unload = f"{prefix}/load_lora_adapter", f"{prefix}/unload_lora_adapter"
+    assert diary == [
+        (load, {"lora_name": "policy@2", "lora_path": "/weights/2"}),
+        (load, {"lora_name": "policy@4", "lora_path": "/weights/4"}),
+        (unload, {"lora_name": "policy@2"}),
+    ]

@@ -12,6 +12,7 @@ from example_trainer.weights.engines import Bucket
 from example_trainer.weights.vllm_worker import NAME
 
 Diary = list[tuple[str, Any]]
+LORA_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 GROUP = GroupSpec("127.0.0.1", 5, 3, "nccl", "weights", 9.0)
 BUCKETS = [
     Bucket(["a", "b"], ["bfloat16", "bfloat16"], [[2], [3]]),
@@ -91,8 +92,8 @@ def vllm_app(
 
     _vllm_models(app, diary)
     _tokenizes(app)
-    if lora:
-        notes("/v1/load_lora_adapter")
+    for route in LORA_ROUTES if lora else ():
+        notes(route)
     if transfer:
         app.get("/get_world_size")(lambda: {"world_size": 2})
         bracket = ["/start_weight_update", "/finish_weight_update"] if bracketed else []
@@ -112,7 +113,13 @@ def _vllm_models(app: FastAPI, diary: Diary) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"data": [{"id": "served"}]}
+        loaded: dict[str, None] = {"served": None}
+        for route, entry in diary:
+            if route.endswith("load_lora_adapter"):
+                loaded[entry["lora_name"]] = None
+            if route.endswith("unload_lora_adapter"):
+                del loaded[entry["lora_name"]]
+        return {"data": [{"id": name} for name in loaded]}
 
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +149,7 @@ def sglang_app(
         app.post(route)(handler)
 
     _tokenizes(app)
+    _vllm_models(app, diary)
     for route in routes:
         notes(route)
 
