@@ -63,11 +63,14 @@ FORMULAS = {
     "cross_entropy": "cross_entropy",
     "distillation": "distillation",
     "jsd": "jsd",
+    "reverse_kl": "reverse_kl",
 }
 
 
-OF_A_TEACHER = frozenset({"distillation", "jsd"})
-WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
+OF_CANDIDATES = frozenset({"distillation", "jsd"})  # of the teacher's K likeliest tokens
+OF_SAMPLED = frozenset({"reverse_kl"})  # of the teacher's logprob of each sampled token
+OF_A_TEACHER = OF_SAMPLED | OF_CANDIDATES
+WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_CANDIDATES})
 WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
 ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
 WITH_BATCH_MASK = frozenset({"m2po"})
