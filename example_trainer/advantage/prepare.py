@@ -27,7 +27,6 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.algorithms import parts_of
 from example_trainer.settings.loss import ObjectiveSettings
 
-
 NO_REFERENCES: Mapping[str | None, Policy] = MappingProxyType({})
 
 
