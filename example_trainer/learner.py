@@ -9,8 +9,9 @@ any origin, in one process.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class TrainedModels:
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    references: Mapping[str | None, Policy]  # by ``reference_model``
+    references: Mapping[str | None, Policy]  # keys: ``reference_model``
     critic: Critic | None
 
     def prepare(
@@ -71,7 +72,8 @@ def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     """Load what the settings train; raises as :func:`loading.load_policy`."""
     policy = loading.load_policy(cfg, world)
     critic = None
-    references = load_references(cfg, policy, world)
+    load = partial(loading.load_reference, cfg, world=world)
+    references = load_references(cfg, policy, load)
     if cfg.critic:
         value_model = load_value_model(cfg, cfg.critic_model, world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
@@ -80,24 +82,23 @@ def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
 
 
 def load_references(
-    cfg: TrainingConfig, policy: Policy, world: Ranks
+    settings: ObjectiveSettings, policy: Policy, load: Callable[[str | None], Policy]
 ) -> dict[str | None, Policy]:
     """The frozen models of the KL terms by ``reference_model``, which environments may name.
 
-    Raises ConfigError: the tokens of a model are not those of the policy.
+    Raises ConfigError: the token ids of a model differ from the policy's.
     """
-    settings: tuple[ObjectiveSettings, ...] = (cfg, *algorithms_of(cfg).values())
-    names = dict.fromkeys(own.reference_model for own in settings if own.kl_coef > 0)
-    references = {name: loading.load_reference(cfg, name, world) for name in names}
+    entries: tuple[ObjectiveSettings, ...] = (settings, *algorithms_of(settings).values())
+    names = dict.fromkeys(entry.reference_model for entry in entries if entry.kl_coef > 0)
+    references = {name: load(name) for name in names}
     for name, reference in references.items():
-        if name is not None and name != cfg.model_name:
-            pair = (cfg.model_name, name)
-            if not vocabulary_map(policy.tokenizer, reference.tokenizer, pair).has_equal_ids:
-                raise ConfigError(
-                    f"reference_model {name} has other token ids than {cfg.model_name}; use a model"
-                    " of the same family, or a teacher on a server (env.teacher), whose ids are"
-                    " translated"
-                )
+        pair = ("the policy", f"of reference_model {name}")
+        ids = vocabulary_map(policy.tokenizer, reference.tokenizer, pair)
+        if not ids.has_equal_ids:
+            raise ConfigError(
+                f"reference_model {name}: its token ids differ from the policy's; use a model of the"
+                " same family, or a teacher on a server (env.teacher), whose ids are translated"
+            )
     return references
 
 

@@ -61,14 +61,16 @@ FORMULAS = {
     "dppo": "dppo",
     "reinforce": "reinforce",
     "cross_entropy": "cross_entropy",
-    "distillation": "distillation",
-    "jsd": "jsd",
-    "reverse_kl": "reverse_kl",
+    "distillation": "teachers.distillation",
+    "jsd": "teachers.jsd",
+    "reverse_kl": "teachers.reverse_kl",
 }
 
 
-OF_CANDIDATES = frozenset({"distillation", "jsd"})  # of the teacher's K likeliest tokens
-OF_SAMPLED = frozenset({"reverse_kl"})  # of the teacher's logprob of each sampled token
+# They read the teacher's K likeliest tokens.
+OF_CANDIDATES = frozenset({"distillation", "jsd"})
+# They read the teacher's logprob of each sampled token.
+OF_SAMPLED = frozenset({"reverse_kl"})
 OF_A_TEACHER = OF_SAMPLED | OF_CANDIDATES
 WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_CANDIDATES})
 WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})

@@ -80,7 +80,7 @@ class LossPart:
     @property
     def candidate_temperature(self) -> float:
         """The temperature at which the policy is scored at the teacher's tokens."""
-        # A rest is known at temperature 1 only: losses.rest_mass softens what it is given.
+        # A rest is known at temperature 1 only: the loss softens it.
         is_coarse = self.settings.distill_rest == "bucket"
         return 1.0 if is_coarse else self.settings.distill_temperature
 

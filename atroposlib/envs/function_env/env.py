@@ -274,7 +274,7 @@ class FunctionEnv(BaseEnv):
         return made, backlog
 
     async def teacher_prompt(self, item: TaskItem, prompt: list[int]) -> Any:
-        """What only the teacher reads: the result of the argument ``teacher_prompt``."""
+        """The prompt that only the teacher reads, by the argument ``teacher_prompt``."""
         hook = self.definition.teacher_prompt
         return None if hook is None else await call_hint(hook, item["task"], prompt)
 

@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,10 +114,10 @@ class EnvRuntime:
             self.pool.changed.set,
             account=self.account,
         )
-        self.teacher = self._teacher_of_settings()
         self._is_closed = False
 
-    def _teacher_of_settings(self) -> Teacher | None:
+    @cached_property
+    def teacher(self) -> Teacher | None:
         """The teacher that the settings name, if any; it connects when it is first asked."""
         settings = self.config.teacher
         if settings is None:

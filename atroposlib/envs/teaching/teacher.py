@@ -53,10 +53,10 @@ REFUSALS = (InferenceRefused, TokensMissing, InvalidGroup)
 
 @dataclass
 class Student:
-    """What a teacher needs of the environment; each is looked up when it is needed."""
+    """Parts of the environment that a teacher uses; each is looked up when it is needed."""
 
     label: Callable[[], str]
-    servers: Callable[[], ServerManager]  # of the trained model
+    servers: Callable[[], ServerManager]  # they hold the trained model
     tokenizer: Callable[[], Any]
     tokenizer_name: Callable[[], str]
     hint: Callable[..., Any] | None = None  # the hook ``teacher_prompt``
@@ -71,7 +71,7 @@ class Teacher:
 
     settings: TeacherSettings
     student: Student
-    groups: int = 0  # with the teacher's logprobs
+    groups: int = 0  # they have the teacher's logprobs
     tokens: int = 0
     _servers: ServerManager | None = None
     _vocabulary: VocabularyMap | None = None
@@ -95,7 +95,7 @@ class Teacher:
             return self._vocabulary
 
     async def teach(self, accepted: AcceptedGroup, item: Any) -> AcceptedGroup:
-        """The group with the teacher's logprobs; one that has a teacher's already is not changed.
+        """The group with the teacher's logprobs; a group that has a teacher's already is not changed.
 
         Raises:
             RolloutError: the teacher refused a row, or its answer does not fit.

@@ -1,4 +1,4 @@
-"""Which tokens a teacher reads for a row, and which entries of its answer belong to the row. Pure.
+"""Tokens that a teacher reads for a row, and the entries of its answer that belong to the row. Pure.
 
     row       p p p a b              trained from the place ``start`` on
     hint      h h h h h              instead of the prompt; None: the prompt of the row
@@ -29,7 +29,7 @@ class Reading:
     """Tokens that a teacher reads for a row."""
 
     tokens: list[int]  # ids of the teacher
-    offset: int  # from a place in the row to the place in ``tokens``
+    offset: int  # a place in ``tokens`` less the place in the row
 
 
 def answer_start(mask: Sequence[int]) -> int:
@@ -43,7 +43,7 @@ def reading_of(
     hint: Sequence[int] | None,
     vocabulary: VocabularyMap,
 ) -> Reading:
-    """What the teacher reads: the row, or ``hint`` and the row from its first trained token on.
+    """The tokens for the teacher: the row, or ``hint`` and the row from its first trained token on.
 
     Raises InvalidGroup: a token of the row is none of the tokenizer's.
     """
@@ -73,7 +73,7 @@ def aligned_rows(
     """
     ids_T, logprobs_T = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
     if list(answer["prompt_tokens"]) != reading.tokens:
-        raise InvalidGroup(FIELD, "", "the teacher read other tokens than it was sent")
+        raise InvalidGroup(FIELD, "", "the teacher did not read the tokens that it was sent")
     checked_rows(ids_T, logprobs_T, len(reading.tokens))
     rows: TeacherRows = ([], [])
     for t, (token, label) in enumerate(zip(tokens, mask)):

@@ -3,7 +3,7 @@
     student  "a" 0  "b" 1                    to_teacher  0 -> 1, 1 -> 0
     teacher  "b" 0  "a" 1  "<pad>" 2         to_student  1 -> 0, 0 -> 1; 2 is no token of the student
 
-A teacher can judge a student's tokens only if its vocabulary has each of them.
+A teacher can judge a student's tokens only if its vocabulary has every token of the student.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SHOWN = 3  # absent tokens that an error names
 class VocabularyMap:
     """Ids of the same tokens in two vocabularies."""
 
-    to_teacher: Mapping[int, int]  # for every id of the student
-    to_student: Mapping[int, int]  # for the ids of the teacher that the student has
+    to_teacher: Mapping[int, int]  # keys: all ids of the student
+    to_student: Mapping[int, int]  # keys: ids of the teacher whose token the student has
 
     @property
     def has_equal_ids(self) -> bool:

@@ -11,6 +11,7 @@ from atroposlib.wire import MASKED, ScoredData
 from example_trainer import Learner, TrainingConfig
 from example_trainer.advantage.prepare import prepare_batch
 from example_trainer.learner import load_references, training_rows
+from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.state import StopSignal
 from example_trainer.update.step import learn
@@ -137,7 +138,7 @@ def test_a_reference_model_of_another_tokenizer_is_refused(model, tmp_path):
         model_name=model, device="cpu", kl_coef=0.1, reference_model=str(other)
     )
     with pytest.raises(ConfigError, match="lacks .* tokens"):
-        load_references(cfg, learner.policy, learner.policy.world)
+        load_references(cfg, learner.policy, lambda name: loading.load_reference(cfg, name))
 
 
 def test_a_token_of_the_teacher_beyond_the_vocabulary_is_refused(model):

@@ -5,10 +5,10 @@
     L = sum m w (r d - r + 1)                m: weight of a token
     gradient                                 m w r d grad log p
 
-Over samples of the sampler, w r = p / p_behaviour, value and gradient are on average those of
-KL(p || p_T) of the whole vocabulary, though the teacher gives a single number for each token. At the
-first step r = 1, L is d, and d is that of the trainer's own logprobs: the sampler's rounding is no
-distance to the teacher. Where p_T = p, value and gradient are exactly 0.
+Over samples of the sampler, w r = p / p_behaviour, the averages of value and gradient are
+KL(p || p_T) of the whole vocabulary and its gradient, though the teacher gives a single number for
+each token. At the first step r = 1 and L is d, of the trainer's own logprobs: the sampler's rounding
+is no distance to the teacher. Where p_T = p, value and gradient are exactly 0.
 
 The reward has no part in it. Trained tokens without the teacher's logprob add nothing but count in
 the divisor. There is no clip: take few steps per batch.

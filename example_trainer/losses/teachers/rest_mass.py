@@ -9,8 +9,8 @@ What is left of a distribution outside of the K tokens is one further outcome, t
     forward KL       sum over K + 1 outcomes of t log(t / s)
     Jensen-Shannon   beta KL(t || m) + (1 - beta) KL(s || m), m = beta t + (1 - beta) s
 
-Merging outcomes never raises a divergence: both are lower bounds of those of the whole vocabulary,
-equal to them where K is the whole of it, and 0 exactly where s = t. A student that equals the
+Merging outcomes never raises a divergence: each is a lower bound of the divergence of the whole
+vocabulary, equal to it where K is all of it, and 0 exactly where s = t. A student that equals the
 teacher has no gradient, which is not so if p_T is renormalised over the K tokens: then the student
 is drawn to give nothing to the rest. How the student divides the rest among its tokens is free.
 
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from example_trainer.losses.tokens import LossInputs, at_least_float32
 
-FLOOR = 1e-6  # of float32, which keeps a logprob to 1e-7
+FLOOR = 1e-6  # float32 keeps a logprob to 1e-7
 FLOOR_FLOAT64 = 1e-13
 
 
@@ -39,7 +39,7 @@ class Outcomes:
     Entries that do not exist are 0 in all three.
     """
 
-    teacher: Tensor  # without a gradient
+    teacher: Tensor  # it has no gradient
     student: Tensor
     exists: Tensor  # bool: the student may give this outcome a probability
     is_taught: Tensor  # bool: the teacher gives this outcome a probability

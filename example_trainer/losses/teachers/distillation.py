@@ -9,7 +9,7 @@ KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not ren
 the K entries, so probability that it gives to other tokens costs as well. Trained tokens
 without an entry of the teacher add nothing but count in the divisor.
 
-With ``distill_rest bucket`` the loss is tau^2 KL(t || s) of ``losses.rest_mass``: the teacher's
+With ``distill_rest bucket`` the loss is tau^2 KL(t || s) of ``rest_mass``: the teacher's
 probability outside of the K entries is kept, and a student that equals the teacher stays as it is.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.rest_mass import outcomes
+from example_trainer.losses.teachers.rest_mass import outcomes
 from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float32
 from example_trainer.settings.loss import LossSettings
 

@@ -11,7 +11,7 @@ divergence is at most log 2 for beta 1/2, so that no token takes over a step. Wh
 outside of the K entries, M is (1 - beta) p_S, and these tokens together give
 -p_S(rest) log(1 - beta): nothing of the vocabulary is left out.
 
-With ``distill_rest bucket`` the divergence is that of ``losses.rest_mass``, in which the teacher's
+With ``distill_rest bucket`` the divergence is that of ``rest_mass``, in which the teacher's
 probability outside of the K entries is kept.
 """
 
@@ -22,8 +22,8 @@ import math
 import torch
 from torch import Tensor
 
-from example_trainer.losses.distillation import require_teacher, teacher_shares
-from example_trainer.losses.rest_mass import outcomes
+from example_trainer.losses.teachers.distillation import require_teacher, teacher_shares
+from example_trainer.losses.teachers.rest_mass import outcomes
 from example_trainer.losses.tokens import LossInputs, at_least_float32
 from example_trainer.settings.loss import LossSettings
 

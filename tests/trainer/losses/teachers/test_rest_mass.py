@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from example_trainer import losses
-from example_trainer.losses.rest_mass import FLOOR, outcomes
+from example_trainer.losses.teachers.rest_mass import FLOOR, outcomes
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
@@ -175,7 +175,7 @@ def test_a_rest_that_rounding_made_is_no_signal(name):
 
 @pytest.mark.parametrize("name", ["distillation", "jsd"])
 def test_a_student_without_a_rest_learns_to_give_it_something(name):
-    """The teacher's rest is 0.3, the student's 1e-9, below what float32 tells apart from 0."""
+    """The teacher's rest is 0.3, the student's 1e-9, too small for float32."""
     logits = torch.tensor([[[0.0, 0.0, -20.0]]], requires_grad=True)
     student = logits.log_softmax(-1)[..., :2]
     teacher = torch.tensor([[[0.35, 0.35]]]).log()

@@ -81,7 +81,7 @@ def test_a_teacher_that_equals_the_policy_gives_exactly_nothing(dtype):
 
 
 def test_the_rounding_of_the_sampler_is_no_distance_to_the_teacher():
-    """The distance is that of the trainer's logprobs, whatever the sampler said of the tokens."""
+    """The distance is that of the trainer's logprobs for any logprobs of the sampler."""
     batch = random_batch(spread=0.0)
     noise = 0.06 * torch.randn(batch["behaviour"].shape, dtype=torch.double)
     exact = run("reverse_kl", batch, settings(importance_weight="none"))[0]
