@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.teachers.rest_mass import outcomes
+from example_trainer.losses.teachers.rest_mass import teacher_outcomes
 from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float32
 from example_trainer.settings.loss import LossSettings
 
@@ -36,7 +36,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     student, teacher = require_teacher(batch)
     tau, tokens = settings.distill_temperature, batch.tokens
     if settings.distill_rest == "bucket":
-        of_both = outcomes(batch, student, teacher, tau)
+        of_both = teacher_outcomes(batch, student, teacher, tau)
         divergence = tau**2 * of_both.forward_kl()
         return tokens.loss_sum(divergence), {
             "distill_kl": tokens.total(divergence),

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from example_trainer.losses.teachers.distillation import require_teacher, teacher_shares
-from example_trainer.losses.teachers.rest_mass import outcomes
+from example_trainer.losses.teachers.rest_mass import teacher_outcomes
 from example_trainer.losses.tokens import LossInputs, at_least_float32
 from example_trainer.settings.loss import LossSettings
 
@@ -37,7 +37,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     student, teacher = require_teacher(batch)
     tau, beta, tokens = settings.distill_temperature, settings.jsd_beta, batch.tokens
     if settings.distill_rest == "bucket":
-        of_both = outcomes(batch, student, teacher, tau)
+        of_both = teacher_outcomes(batch, student, teacher, tau)
         divergence = tau**2 * of_both.jensen_shannon(beta)
         return tokens.loss_sum(divergence), {
             "distill_jsd": tokens.total(divergence),

@@ -66,7 +66,9 @@ class Outcomes:
         return beta * to_teacher + (1 - beta) * to_student
 
 
-def outcomes(batch: LossInputs, student: Tensor, teacher: Tensor, tau: float) -> Outcomes:
+def teacher_outcomes(
+    batch: LossInputs, student: Tensor, teacher: Tensor, tau: float
+) -> Outcomes:
     """The outcomes of every token; ``student`` and ``teacher`` are (B, T, K) logprobs."""
     floor = FLOOR_FLOAT64 if at_least_float32(student).dtype == torch.float64 else FLOOR
     there = batch.tokens.trained.unsqueeze(-1).expand(teacher.shape)

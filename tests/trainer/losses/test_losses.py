@@ -180,8 +180,12 @@ def test_extreme_ratios_stay_finite():
 
 
 def test_every_file_of_a_loss_has_a_name():
-    files = Path(losses.__file__).parent.glob("*.py")
-    named = {file.stem for file in files if "\ndef loss(" in file.read_text(encoding="utf-8")}
+    folder = Path(losses.__file__).parent
+    named = {
+        ".".join(file.relative_to(folder).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if "\ndef loss(" in file.read_text(encoding="utf-8")
+    }
     assert named == set(losses.FORMULAS.values())
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from example_trainer import losses
-from example_trainer.losses.teachers.rest_mass import FLOOR, outcomes
+from example_trainer.losses.teachers.rest_mass import FLOOR, teacher_outcomes
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
@@ -192,7 +192,7 @@ def test_tokens_without_entries_and_untrained_tokens_add_nothing():
     teacher = torch.tensor([[[0.5, 0.25], [0.7, nan], [nan, nan], [0.5, 0.5]]]).log()
     present = torch.tensor([[[True, True], [True, False], [False, False], [True, True]]])
     batch = inputs(student, teacher, torch.tensor([[1.0, 1.0, 1.0, 0.0]]), present)
-    of_both = outcomes(batch, student, teacher, 1.0)
+    of_both = teacher_outcomes(batch, student, teacher, 1.0)
     expected = 0.7 * math.log(0.7 / 0.5) + 0.3 * math.log(0.3 / 0.5)
     assert of_both.forward_kl()[0].tolist() == pytest.approx(
         [0.0, expected, 0.0, 0.0], abs=1e-7
