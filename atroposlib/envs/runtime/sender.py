@@ -111,7 +111,7 @@ class GroupStats:
     ) -> None:
         """Count accepted groups that ``error`` stopped: left to the next life, or dropped."""
         rollout = rollout_here()
-        if rollout is not None and (rollout.samples or rollout.has_groups):
+        if rollout is not None and rollout.is_kept:
             for group in groups:  # the next life of this environment sends it
                 end_group(JOURNALLED, rows_of_accepted(group))
             return
