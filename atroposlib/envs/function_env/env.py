@@ -93,8 +93,8 @@ def environment(
             entered at the end of setup and left in close, by the same asyncio task.
         card: facts for its checks and the gallery, with gold replies (``play`` runs them).
         teacher_prompt: a callable ``(task)`` or ``(task, prompt)`` that returns what only the
-            teacher of the settings reads instead of the prompt, such as a hint: messages, a text,
-            token ids, or None for the prompt itself.
+            teacher of the settings reads instead of the prompt, for example a hint: messages, a
+            text, token ids, or None for the student's prompt.
         defaults: new defaults of existing settings, for example ``group_size=8``.
 
     Raises:

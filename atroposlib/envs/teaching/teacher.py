@@ -45,7 +45,7 @@ from atroposlib.utils.tokenizers.vocabulary import VocabularyMap, vocabulary_map
 from atroposlib.wire import MASKED
 
 T = TypeVar("T")
-NAMED_AFTER_S = 5.0  # a shorter wait is no wait worth a name
+NAMED_AFTER_S = 5.0  # shorter waits have no name
 RETRY_PAUSE_S = 1.0
 # No repetition of the request helps against these.
 REFUSALS = (InferenceRefused, TokensMissing, InvalidGroup)

@@ -69,7 +69,7 @@ def aligned_rows(
     Tokens that only the teacher has are left out: their probability belongs to the rest.
 
     Raises:
-        InvalidGroup: the teacher read other tokens, or a trained token has no logprob.
+        InvalidGroup: the teacher did not read these tokens, or a trained token has no logprob.
     """
     ids_T, logprobs_T = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
     if list(answer["prompt_tokens"]) != reading.tokens:

@@ -1,8 +1,8 @@
 """Divergences of a student and a teacher of which only the K likeliest tokens are known.
 
-What is left of a distribution outside of the K tokens is one further outcome, the rest:
+All tokens outside of the K tokens are together a further outcome, the rest:
 
-    t = (p_T(1) ... p_T(K), 1 - sum)         as the teacher gave them
+    t = (p_T(1) ... p_T(K), 1 - sum)         of the teacher
     s = (p_S(1) ... p_S(K), 1 - sum)         of the student at temperature 1
     t, s <- t^(1/tau), s^(1/tau), each divided by its sum                   tau: distill_temperature
 
