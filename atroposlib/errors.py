@@ -26,6 +26,7 @@
     |   `-- RolloutApiRefused      a 4xx; a repeated request cannot help
     |-- InferenceError         seen by clients of an inference server
     |   |-- InferenceUnavailable   no usable answer within the bound
+    |   |   `-- TeacherUnavailable the teacher gave no logprobs within the bound
     |   |-- InferenceRefused       a 4xx; a repeated request cannot help
     |   |   `-- ContextFull        the prompt leaves no space in the model's context
     |   `-- TokensMissing          the backend returned no token ids or logprobs
@@ -185,6 +186,10 @@ class InferenceError(AtroposError):
 
 class InferenceUnavailable(InferenceError):
     """No inference server gave a usable answer within the bound of the wait."""
+
+
+class TeacherUnavailable(InferenceUnavailable):
+    """The teacher of an environment gave no logprobs within ``env.teacher.timeout_s``."""
 
 
 class InferenceRefused(InferenceError):

@@ -9,13 +9,16 @@ any origin, in one process.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.utils.tokenizers.vocabulary import vocabulary_map
 from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare_parts
@@ -49,7 +52,7 @@ class TrainedModels:
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    reference: Policy | None
+    references: Mapping[str | None, Policy]  # keys: ``reference_model``
     critic: Critic | None
     baselines: RoleBaselines = field(default_factory=RoleBaselines)  # of ``advantage: role``
 
@@ -62,7 +65,7 @@ class TrainedModels:
             settings,
             version,
             policy=self.policy,
-            reference=self.reference,
+            references=self.references,
             critic=self.critic.model if self.critic else None,
             baselines=self.baselines,
         )
@@ -72,14 +75,35 @@ class TrainedModels:
 def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     """Load what the settings train; raises as :func:`loading.load_policy`."""
     policy = loading.load_policy(cfg, world)
-    reference, critic = None, None
-    if any(own.kl_coef > 0 for own in (cfg, *algorithms_of(cfg).values())):
-        reference = loading.load_reference(cfg, cfg.reference_model, world)
+    critic = None
+    load = partial(loading.load_reference, cfg, world=world)
+    references = load_references(cfg, policy, load)
     if cfg.critic:
         value_model = load_value_model(cfg, cfg.critic_model, world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
         critic = Critic(value_model, build_optimizer(value_model, own), own)
-    return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
+    return TrainedModels(policy, build_optimizer(policy, cfg), references, critic)
+
+
+def load_references(
+    settings: ObjectiveSettings, policy: Policy, load: Callable[[str | None], Policy]
+) -> dict[str | None, Policy]:
+    """The frozen models of the KL terms by ``reference_model``, which environments may name.
+
+    Raises ConfigError: the token ids of a model differ from the policy's.
+    """
+    entries: tuple[ObjectiveSettings, ...] = (settings, *algorithms_of(settings).values())
+    names = dict.fromkeys(entry.reference_model for entry in entries if entry.kl_coef > 0)
+    references = {name: load(name) for name in names}
+    for name, reference in references.items():
+        pair = ("the policy", f"of reference_model {name}")
+        ids = vocabulary_map(policy.tokenizer, reference.tokenizer, pair)
+        if not ids.has_equal_ids:
+            raise ConfigError(
+                f"reference_model {name}: its token ids differ from the policy's; use a model of the"
+                " same family, or a teacher on a server (env.teacher), whose ids are translated"
+            )
+    return references
 
 
 def training_rows(
@@ -104,12 +128,26 @@ def training_rows(
         incarnation=state.incarnation,
         starts=state.starts,
     )
+    require_known_candidates(batch.rows, policy.vocab_size)
     replays = policy.module.replay is not None
     if replays and not all(row.routed_experts for row in batch.rows if row.trained):
         batch.notes.add(UNROUTED)
     for note in sorted(batch.notes) if policy.world.is_rank0 else ():
         warn_once(note)
     return batch
+
+
+def require_known_candidates(rows: Sequence[Row], vocab_size: int) -> None:
+    """Raise InvalidGroup for a teacher's token that the policy has no logit for."""
+    for row in rows:
+        largest = max((max(ids) for ids in row.teacher_ids or () if ids), default=0)
+        if largest >= vocab_size:
+            raise InvalidGroup(
+                "distill_token_ids",
+                f" of group {row.group}",
+                f"token {largest} of the teacher is beyond the {vocab_size} tokens of the policy:"
+                " leave such tokens out (env.teacher does), or use a teacher of its vocabulary",
+            )
 
 
 class Learner:

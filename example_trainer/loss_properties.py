@@ -34,6 +34,7 @@ FIELDS = (
     "loss_mask",
     "keep",
     "teacher_logprobs",
+    "teacher_sampled",
 )
 
 
@@ -53,7 +54,13 @@ def random_inputs(
     logprobs = proximal + spread * noise(rows, tokens)
     advantages, teacher = noise(rows, tokens), -noise(rows, tokens, 3).abs()
     inputs = LossInputs(
-        logprobs, proximal, behaviour, advantages, mask, teacher_logprobs=teacher
+        logprobs,
+        proximal,
+        behaviour,
+        advantages,
+        mask,
+        teacher_logprobs=teacher,
+        teacher_sampled=teacher[..., 0],
     )
     return with_logprobs(inputs, logprobs)
 

@@ -25,18 +25,16 @@ from atroposlib.envs.attributes import RuntimeSlot
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.envs.rollout.groups import groups_in
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
-from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
-from atroposlib.generation.configs import ServerBaseline, ServerConfigs
+from atroposlib.envs.teaching.teacher import tokenizer_of
+from atroposlib.envs.teaching.teacher_rows import TeacherRows, answer_start, checked_rows
+from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
-from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
-
-# Rows of a sequence: ids and logprobs, (T_g, K_t) each.
-TeacherRows = tuple[list[list[int]], list[list[float]]]
 
 
 class TeacherDistillationConfig(BaseEnvConfig):
@@ -230,32 +228,3 @@ class TeacherDistillationEnv(BaseEnv, ABC):
             emitted.update(self._atropos.teacher_metrics())
             await self.teacher_server.wandb_metrics(emitted, "teacher")
         await super().wandb_log(emitted)
-
-
-def tokenizer_of(teacher: ServerBaseline) -> str:
-    """The name of a teacher's tokenizer, by default that of its model."""
-    named = teacher.tokenizer_name
-    return teacher.model_name if named in ("", "none") else named
-
-
-def answer_start(mask: Sequence[int]) -> int:
-    """The place of the first trained token; the length of the row if there is none."""
-    return next((j for j, label in enumerate(mask) if label != MASKED), len(mask))
-
-
-def checked_rows(
-    ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], length: int
-) -> TeacherRows:
-    """The rows of a sequence, an entry per token position; position 0 may be empty.
-
-    Raises:
-        InvalidGroup: a position is missing, or its numbers of ids and logprobs differ.
-    """
-    if not len(ids) == len(logprobs) == length:
-        problem = f"{len(ids)} ids, {len(logprobs)} logprobs for {length} tokens"
-        raise InvalidGroup("distill_token_ids", "", problem)
-    for position, (some, their) in enumerate(zip(ids, logprobs)):
-        if len(some) != len(their):
-            problem = f"{len(some)} ids and {len(their)} logprobs"
-            raise InvalidGroup("distill_token_ids", f"[{position}]", problem)
-    return [list(row) for row in ids], [list(row) for row in logprobs]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
@@ -27,6 +28,8 @@ from example_trainer.model.critic import ValueModel
 from example_trainer.model.policy import Policy
 from example_trainer.settings.algorithms import parts_of
 from example_trainer.settings.loss import ObjectiveSettings
+
+NO_REFERENCES: Mapping[str | None, Policy] = MappingProxyType({})
 
 
 @dataclass
@@ -57,12 +60,13 @@ def prepare_parts(
     version: int,
     *,
     policy: Policy | None = None,
-    reference: Policy | None = None,
+    references: Mapping[str | None, Policy] = NO_REFERENCES,
     critic: ValueModel | None = None,
     baselines: RoleBaselines | None = None,
 ) -> Prepared:
     """``prepare_batch`` of each environment with its algorithm, and of the rest.
 
+    ``references`` are the models of the KL terms by the setting ``reference_model``.
     What is taken over the batch (a deviation, a norm) is taken over the rows of a part.
     """
     parts = parts_of(settings, [row.environment for row in rows])
@@ -72,7 +76,7 @@ def prepare_parts(
             part.settings,
             version,
             policy=policy,
-            reference=reference,
+            reference=references.get(part.settings.reference_model),
             critic=critic,
             baselines=baselines,
         )

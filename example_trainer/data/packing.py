@@ -231,8 +231,9 @@ class MicroBatch:
     starts: list[int]  # (P,) place of each pack's first node among lines * width
     lines: int  # 1, or P where each pack has its own line
     width: int  # tokens of a line
-    nodes: Ints  # (H,) place of each position that needs logits, once per temperature
+    nodes: Ints  # (H,) place of each position that needs logits, once per pair of temperatures
     temperatures: NDArray[np.float64]  # (H,)
+    teacher_temperatures: NDArray[np.float64]  # (H,) of the teacher's candidates
     head_index: Ints  # (N,) into nodes, ascending
     targets: Ints  # (N,) token to be scored
     rows: Ints  # (N,) 0 .. B - 1
@@ -341,10 +342,13 @@ def plan_microbatch(
     counts = [len(row.trained) for row in some]
     nodes_N = _join(path[row.trained_at] for path, row in zip(paths, some))
     temperatures_N = np.array([t for row in some for t in row.trained_temperatures])
-    order = np.lexsort((temperatures_N, nodes_N))
+    softened_N = np.repeat(np.array([row.teacher_temperature for row in some]), counts)
+    order = np.lexsort((softened_N, temperatures_N, nodes_N))
     nodes_N, temperatures_N = nodes_N[order], temperatures_N[order]
+    softened_N = softened_N[order]
     is_first = np.ones(len(nodes_N), dtype=bool)  # first pair of its position
     is_first[1:] = (nodes_N[1:] != nodes_N[:-1]) | (temperatures_N[1:] != temperatures_N[:-1])
+    is_first[1:] |= softened_N[1:] != softened_N[:-1]
     targets_N = _join(np.array(row.labels, np.int64)[row.trained_at] for row in some)
     return MicroBatch(
         packs=packs,
@@ -353,6 +357,7 @@ def plan_microbatch(
         width=width,
         nodes=nodes_N[is_first],
         temperatures=temperatures_N[is_first],
+        teacher_temperatures=softened_N[is_first],
         head_index=np.cumsum(is_first) - 1,
         targets=targets_N[order],
         rows=np.repeat(np.arange(len(row_ids)), counts)[order],

@@ -65,6 +65,7 @@ class Row:
     ref_logprobs: list[float] | None = None  # (T - 1,) of a reference, by the environment
     teacher_ids: list[list[int]] | None = None  # (T - 1, K) candidates for the label
     teacher_logprobs: list[list[float]] | None = None  # (T - 1, K)
+    teacher_temperature: float = 1.0  # at which the policy scores the candidates
     routed_experts: RoutedExperts | None = (
         None  # experts of the first tokens; position j reads token j
     )
@@ -87,6 +88,21 @@ class Row:
         if self.temperatures is None:
             return [1.0] * len(self.trained)
         return at_trained(self, self.temperatures)
+
+    @property
+    def trained_teacher_logprobs(self) -> list[float]:
+        """The teacher's logprob of every trained token; MASKED_LOGPROB where it gave none."""
+        if self.teacher_ids is None or self.teacher_logprobs is None:
+            return [MASKED_LOGPROB] * len(self.trained)
+        entries = zip(
+            at_trained(self, self.labels),
+            at_trained(self, self.teacher_ids),
+            at_trained(self, self.teacher_logprobs),
+        )
+        return [
+            logprobs[ids.index(label)] if label in ids else MASKED_LOGPROB
+            for label, ids, logprobs in entries
+        ]
 
     @property
     def comparable_versions(self) -> list[int]:

@@ -61,13 +61,18 @@ FORMULAS = {
     "dppo": "dppo",
     "reinforce": "reinforce",
     "cross_entropy": "cross_entropy",
-    "distillation": "distillation",
-    "jsd": "jsd",
+    "distillation": "teachers.distillation",
+    "jsd": "teachers.jsd",
+    "reverse_kl": "teachers.reverse_kl",
 }
 
 
-OF_A_TEACHER = frozenset({"distillation", "jsd"})
-WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
+# They read the teacher's K likeliest tokens.
+OF_CANDIDATES = frozenset({"distillation", "jsd"})
+# They read the teacher's logprob of each sampled token.
+OF_SAMPLED = frozenset({"reverse_kl"})
+OF_A_TEACHER = OF_SAMPLED | OF_CANDIDATES
+WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_CANDIDATES})
 WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
 ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
 WITH_BATCH_MASK = frozenset({"m2po"})

@@ -63,6 +63,7 @@ class LossInputs:
     student_logprobs: Tensor | None = None  # (B, T, K) at the teacher's candidates
     teacher_logprobs: Tensor | None = None  # (B, T, K)
     teacher_mask: Tensor | None = None  # (B, T, K) which candidates there are; None: all
+    teacher_sampled: Tensor | None = None  # (B, T) of the sampled token; above 0: absent
     clipped: list[Tensor] = field(default_factory=list)  # a loss that clips adds (B, T) bool
 
     @cached_property

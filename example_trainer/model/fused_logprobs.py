@@ -44,13 +44,13 @@ class Wanted:
     tokens: Tensor  # (N,)
     counts: list[int]  # (H,) pairs of each position
     teacher_tokens: Tensor | None = None  # (N, K)
-    teacher_temperature: float = 1.0
+    teacher_temperatures: Tensor | None = None  # (H,) float32; None: 1
 
 
 class TokenScores(NamedTuple):
     logprobs: Tensor  # (N,) at the temperature of the position
     entropy: Tensor  # (H,) at it
-    teacher: Tensor | None  # (N, K) at the teacher's temperature
+    teacher: Tensor | None  # (N, K) at the teacher's temperature of the position
 
 
 def token_scores(
@@ -237,7 +237,9 @@ class _Head:
 
     def softening(self, chunk: _Chunk) -> Tensor:
         """(C, 1) from the temperature of the position to the teacher's."""
-        return self.temperatures[chunk.positions] / self.wanted.teacher_temperature
+        own = self.temperatures[chunk.positions]
+        teacher = self.wanted.teacher_temperatures
+        return own if teacher is None else own / teacher.to(own)[chunk.positions, None]
 
     def add_teacher(
         self, d_z: Tensor, z: Tensor, chunk: _Chunk, softened: Tensor, of_teacher: Tensor

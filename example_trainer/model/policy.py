@@ -173,31 +173,31 @@ class Policy(PackedModel):
         microbatch: MicroBatch,
         *,
         entropy_grad: bool = False,
-        teacher_temperature: float | None = None,
+        teacher: bool = False,
     ) -> Scores:
         """Logprobs and entropy of the trained tokens of a micro-batch.
 
         Args:
             entropy_grad: the entropy has a gradient.
-            teacher_temperature: given, the rows' ``teacher_ids`` are scored at it as well.
+            teacher: the rows' ``teacher_ids`` are scored as well, at ``teacher_temperature``.
         """
         inputs = inputs_of(
             microbatch,
             self.device,
             padded=self.padded,
             entropy_grad=entropy_grad,
-            teacher_temperature=teacher_temperature,
+            teacher=teacher,
         )
         logprobs_N, entropy_H, teacher_N_K = self.module(inputs)
         entropy_N = entropy_H[inputs.wanted.positions]
-        teacher = None
+        candidates = None
         if teacher_N_K is not None:
-            teacher = scatter(microbatch, teacher_N_K, self.device)
+            candidates = scatter(microbatch, teacher_N_K, self.device)
         return Scores(
             logprobs=scatter(microbatch, logprobs_N, self.device),
             entropy=scatter(microbatch, entropy_N, self.device),
             mask=scored_mask(microbatch, self.device),
-            teacher=teacher,
+            teacher=candidates,
         )
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:

@@ -50,9 +50,9 @@ def inputs_of(
     *,
     padded: bool = False,
     entropy_grad: bool = False,
-    teacher_temperature: float | None = None,
+    teacher: bool = False,
 ) -> Inputs:
-    """Tensors of a micro-batch on ``device``, teacher candidates only at a given temperature."""
+    """Tensors of a micro-batch on ``device``; ``teacher``: with the candidates of a teacher."""
     tokens = torch.zeros(microbatch.computed, dtype=torch.long)
     positions = torch.zeros_like(tokens)
     for pack, start in zip(microbatch.packs, microbatch.starts):
@@ -65,8 +65,8 @@ def inputs_of(
         ids(microbatch.head_index, device),
         ids(microbatch.targets, device),
         counts,
-        None if teacher_temperature is None else _rectangle(microbatch, device),
-        teacher_temperature or 1.0,
+        _rectangle(microbatch, device) if teacher else None,
+        torch.tensor(microbatch.teacher_temperatures, dtype=torch.float32).to(device),
     )
     return Inputs(
         tokens.view(shape).to(device),

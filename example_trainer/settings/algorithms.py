@@ -26,11 +26,9 @@ from example_trainer.settings.section import Section
 
 KEY = "algorithms"
 REST = "rest"  # name of the rows whose environment has no entry
-# These settings belong to a model that all environments share, or to a whole pass of it.
+# These settings belong to a model that all environments share, or to the rows of a batch.
 OF_THE_RUN = frozenset(
     {
-        "reference_model",
-        "distill_temperature",
         "unknown_temperature",
         "critic",
         "critic_model",

@@ -103,7 +103,8 @@ def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
     except ConfigError as error:
         build_parser().error(str(error))
     try:
-        for name in filter(None, (cfg.model_name, cfg.reference_model, cfg.critic_model)):
+        references = [own.reference_model for own in (cfg, *cfg.algorithms.values())]
+        for name in filter(None, (cfg.model_name, *references, cfg.critic_model)):
             require_model(name)
     except ConfigError as error:
         build_parser().error(f"model: {error}")

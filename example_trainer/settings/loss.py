@@ -22,6 +22,7 @@ LossName = Literal[
     "cross_entropy",
     "distillation",
     "jsd",
+    "reverse_kl",
 ]
 CLIPPED = ("decoupled", "ppo", "grpo")  # losses with a dual clip
 Estimator = Literal[
@@ -113,10 +114,18 @@ class LossSettings(Section):
     distill_coef: float = Field(
         0.0,
         ge=0,
-        description="weight of the distillation loss on distill_*, added to the loss",
+        description="weight of distill_loss on distill_*, added to the loss",
+    )
+    distill_loss: Literal["distillation", "jsd", "reverse_kl"] = Field(
+        "distillation", description="the loss that distill_coef adds to another loss"
     )
     distill_temperature: float = Field(
         1.0, gt=0, description="both distributions are softened by it"
+    )
+    distill_rest: Literal["renormalize", "bucket"] = Field(
+        "renormalize",
+        description="the teacher's probability outside of its K tokens, in distillation and jsd:"
+        " given to these tokens, or kept as one further outcome",
     )
     jsd_beta: float = Field(
         0.5,

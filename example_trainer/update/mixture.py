@@ -20,7 +20,6 @@ from torch import Tensor
 from example_trainer import losses
 from example_trainer.data.rows import Row, loss_weights
 from example_trainer.losses import kl
-from example_trainer.losses.distillation import distill_sum
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.policy import Scores
 from example_trainer.settings.algorithms import BatchPart, mixing_of, parts_of, shares_of
@@ -63,8 +62,27 @@ class LossPart:
         self.divisor = own_divisor / share  # factor of the sum in the loss of the minibatch
 
     @property
-    def needs_teacher(self) -> bool:
-        return self.settings.distill_coef > 0 or losses.needs_teacher(self.settings.loss)
+    def _added(self) -> str | None:
+        """The loss that ``distill_coef`` adds; None: none."""
+        added = self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss)
+        return self.settings.distill_loss if added else None
+
+    @property
+    def needs_candidates(self) -> bool:
+        """Whether the policy is scored at the teacher's likeliest tokens."""
+        return bool({self.settings.loss, self._added} & losses.OF_CANDIDATES)
+
+    @property
+    def needs_teacher_sampled(self) -> bool:
+        """Whether the teacher's logprobs of the sampled tokens are read."""
+        return bool({self.settings.loss, self._added} & losses.OF_SAMPLED)
+
+    @property
+    def candidate_temperature(self) -> float:
+        """The temperature at which the policy is scored at the teacher's tokens."""
+        # A rest is known at temperature 1 only: the loss softens it.
+        is_coarse = self.settings.distill_rest == "bucket"
+        return 1.0 if is_coarse else self.settings.distill_temperature
 
     def pick(self, values_R: Sequence[V]) -> list[V]:
         """The entries of the part's rows."""
@@ -107,8 +125,8 @@ class LossPart:
         regularisers, kl_metric = self._regularisers(scores, batch, reference, scored)
         loss_sum = loss_sum + regularisers
         metrics = {**metrics, **kl_metric}
-        if self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss):
-            distilled, distilled_once = self._distillation_terms(batch, scored)
+        if self._added is not None:
+            distilled, distilled_once = self._distillation_terms(self._added, batch, scored)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": distilled_once}
         sums.add({**metrics, **self.metrics(metrics)}, scored.sum())
@@ -132,11 +150,12 @@ class LossPart:
         once = torch.where(scored, penalty.detach(), 0.0).sum()
         return total, {} if self.name is None else {"kl_reference": once}
 
-    def _distillation_terms(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
-        """Distillation term of another loss, and the same with every token counting once."""
-        student, teacher = batch.student_logprobs, batch.teacher_logprobs
-        assert student is not None and teacher is not None  # because of needs_teacher
-        candidates, tau = batch.teacher_mask, self.settings.distill_temperature
-        loss_sum = distill_sum(student, teacher, batch.loss_mask, candidates, tau)
+    def _distillation_terms(
+        self, name: str, batch: LossInputs, scored: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss ``name`` of a teacher, and the same with every token counting once."""
+        divergence = losses.formula(name)
+        loss_sum, _ = divergence(batch, self.settings)
         with torch.no_grad():
-            return loss_sum, distill_sum(student, teacher, scored, candidates, tau)
+            once, _ = divergence(replace(batch, loss_mask=scored.float()), self.settings)
+        return loss_sum, once

@@ -14,7 +14,7 @@ and its divisor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from atroposlib.wire import MASKED_VERSION
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, minibatches, part_of
 from example_trainer.data.packing import MicroBatch
-from example_trainer.data.rows import at_trained
+from example_trainer.data.rows import Row, at_trained
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState
@@ -153,14 +153,31 @@ class _Update:
     places: Sequence[int] = ()  # places of the rows in the batch
 
     def __post_init__(self) -> None:
-        rows, settings = self.prepared.rows, self.settings
+        settings = self.settings
+        self.parts = loss_parts(settings, self.prepared.rows, settings.seq_len)
+        self.candidates = any(part.needs_candidates for part in self.parts)
+        if self.candidates:
+            self.prepared = replace(self.prepared, rows=self._softened_rows())
+        rows = self.prepared.rows
+        self.teacher_R_T: list[list[float]] | None = None  # of the sampled tokens
+        sampled = any(part.needs_teacher_sampled for part in self.parts)
+        if sampled and any(row.teacher_ids for row in rows):
+            self.teacher_R_T = [row.trained_teacher_logprobs for row in rows]
         # Logprobs of rows that this rank scored, before the step; empty for all further rows.
         self.own_R_T: list[list[float]] = [[] for _ in rows]
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
         self.versions_R_T = [row.comparable_versions for row in rows] if self.check else []
-        self.parts = loss_parts(settings, rows, settings.seq_len)
-        self.teacher = any(part.needs_teacher for part in self.parts)
         self.entropy_grad = any(part.settings.entropy_coef > 0 for part in self.parts)
+
+    def _softened_rows(self) -> list[Row]:
+        """The rows with the temperature of each part for the teacher's candidates."""
+        rows = list(self.prepared.rows)
+        for part in self.parts:
+            temperature = part.candidate_temperature
+            for place in part.places:
+                if rows[place].teacher_temperature != temperature:
+                    rows[place] = replace(rows[place], teacher_temperature=temperature)
+        return rows
 
     def accumulate(self, sums: StepMetrics) -> None:
         """Backward of every micro-batch of this rank; the gradients are left in the parameters."""
@@ -231,7 +248,7 @@ class _Update:
         scores = policy.score(
             microbatch,
             entropy_grad=self.entropy_grad,
-            teacher_temperature=self.settings.distill_temperature if self.teacher else None,
+            teacher=self.candidates,
         )
         batch = self._inputs(microbatch, scores, weights_R_T, kept_R_T)
         reference = None
@@ -280,7 +297,7 @@ class _Update:
             for i, values in zip(microbatch.row_ids, proximal.tolist()):
                 self.own_R_T[i] = values[: len(self.prepared.rows[i].trained)]
         teacher_logprobs = teacher_mask = None
-        if self.teacher:
+        if self.candidates:
             teacher_logprobs, teacher_mask = pad_teacher(
                 microbatch, self.prepared.rows, device
             )
@@ -294,6 +311,7 @@ class _Update:
             student_logprobs=scores.teacher,
             teacher_logprobs=teacher_logprobs,
             teacher_mask=teacher_mask,
+            teacher_sampled=None if self.teacher_R_T is None else pad(self.teacher_R_T),
         )
 
 

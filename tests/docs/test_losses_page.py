@@ -43,6 +43,7 @@ def test_every_documented_setting_exists():
     prefixes += ("aggregation_", "advantage_", "reward_", "overlong_", "max_new", "dynamic_")
     fields = LossSettings.model_fields.keys() | AdvantageSettings.model_fields.keys()
     metrics = {"clip_ratio", "dual_clip_ratio", "importance_kl", "importance_capped_ratio"}
+    metrics |= {"distill_kl", "distill_jsd", "distill_share"}
     named = set(re.findall(r"`(\w+)", TEXT)) - metrics
     strange = {n for n in named if n.startswith(prefixes)} - fields
     assert strange <= {"importance_", "loss_sum"}

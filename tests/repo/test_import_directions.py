@@ -33,7 +33,7 @@ ENVIRONMENTS = (
     ("atroposlib.envs.server_handling",),  # the original's import paths
     ("atroposlib.envs.settings", "atroposlib.envs.reward_fns"),
     ("atroposlib.envs.rollout",),
-    ("atroposlib.envs.journal",),
+    ("atroposlib.envs.journal", "atroposlib.envs.teaching"),
     ("atroposlib.envs.runtime",),
     ("atroposlib.envs.cli",),
     ("atroposlib.envs",),  # base, and the names of the original

@@ -77,6 +77,7 @@ def run(
         offsets = torch.tensor([0.1, 1.0, 2.0], dtype=batch["logprobs"].dtype)
         more["student_logprobs"] = batch["logprobs"].unsqueeze(-1) - offsets
         more["teacher_logprobs"] = batch["teacher"]
+        more["teacher_sampled"] = batch["teacher"][..., 0]
     return losses.get(name)(
         batch["logprobs"],
         batch["proximal"],

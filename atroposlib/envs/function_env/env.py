@@ -34,6 +34,7 @@ from atroposlib.envs.function_env.rollouts import (
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
+from atroposlib.envs.teaching.hint import call_hint
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
@@ -52,6 +53,7 @@ class Definition:
     servers: ServerConfigs
     lifespan: Callable[..., Any] | None = None
     card: Card | None = None
+    teacher_prompt: Callable[..., Any] | None = None
 
 
 def environment(
@@ -64,6 +66,7 @@ def environment(
     servers: ServerConfigs = LOCAL_SERVER,
     lifespan: Callable[..., Any] | None = None,
     card: Card | None = None,
+    teacher_prompt: Callable[..., Any] | None = None,
     name: str | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[..., Any]], type[FunctionEnv]]:
@@ -89,6 +92,9 @@ def environment(
         lifespan: a callable, which may take the config, that returns an async context manager;
             entered at the end of setup and left in close, by the same asyncio task.
         card: facts for its checks and the gallery, with gold replies (``play`` runs them).
+        teacher_prompt: a callable ``(task)`` or ``(task, prompt)`` that returns what only the
+            teacher of the settings reads instead of the prompt, for example a hint: messages, a
+            text, token ids, or None for the student's prompt.
         defaults: new defaults of existing settings, for example ``group_size=8``.
 
     Raises:
@@ -113,7 +119,14 @@ def environment(
         attributes = {
             "name": label,
             "definition": Definition(
-                function, dataset, eval_dataset, plan, servers, lifespan, card
+                function,
+                dataset,
+                eval_dataset,
+                plan,
+                servers,
+                lifespan,
+                card,
+                teacher_prompt,
             ),
             "env_config_cls": config_cls,
             "rollout": staticmethod(function),
@@ -263,6 +276,11 @@ class FunctionEnv(BaseEnv):
             about["source"] = task["source"]
         made = groups_of(drawn, group_id, with_messages=wants_messages, about=about)
         return made, backlog
+
+    async def teacher_prompt(self, item: TaskItem, prompt: list[int]) -> Any:
+        """The prompt that only the teacher reads, by the argument ``teacher_prompt``."""
+        hook = self.definition.teacher_prompt
+        return None if hook is None else await call_hint(hook, item["task"], prompt)
 
     async def close(self) -> None:
         await self.rollouts.close()

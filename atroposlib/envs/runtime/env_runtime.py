@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +47,14 @@ from atroposlib.envs.runtime.sender import GroupSender, GroupStats, filter_group
 from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.envs.settings.config import FAILING_BACKOFF, SLOT, BaseEnvConfig
 from atroposlib.envs.settings.readable import readable
+from atroposlib.envs.teaching.hint import teacher_hook
+from atroposlib.envs.teaching.teacher import Student, Teacher
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.datasets import PATH_OPTION, data_paths, require_path
+from atroposlib.utils.gathering import gather_or_cancel
 
 logger = logging.getLogger(__name__)
 # Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
@@ -112,6 +116,29 @@ class EnvRuntime:
             account=self.account,
         )
         self._is_closed = False
+
+    @cached_property
+    def teacher(self) -> Teacher | None:
+        """The teacher that the settings name, if any; it connects when it is first asked."""
+        settings = self.config.teacher
+        if settings is None:
+            return None
+        student = Student(
+            self.label,
+            servers=lambda: self.server,
+            tokenizer=lambda: self.tokenizer,
+            tokenizer_name=lambda: self.config.tokenizer_name,
+            hint=teacher_hook(self.env),
+            on_wait=self._note_teacher_wait,
+            log=self.metrics_logger.log,
+        )
+        return Teacher(settings, student)
+
+    def _note_teacher_wait(self, reason: str | None) -> None:
+        if self.serving is not None and reason is not None:
+            self.serving.waits.start("server", reason)
+        elif self.serving is not None:
+            self.serving.waits.clear("server")
 
     @classmethod
     def more_servers(cls, env_cls: Any) -> dict[str, MoreServers]:
@@ -302,6 +329,8 @@ class EnvRuntime:
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
         )
+        if self.teacher is not None:
+            kept = await self._with_teacher(self.teacher, kept, item)
         for accepted in kept:
             await self._record_group(accepted, item)
         if sender is not None and kept:
@@ -310,6 +339,18 @@ class EnvRuntime:
             kept = await sender.send(kept, item, run_id)
         self.group_stats.add_kept(len(kept))
         return [accepted.group for accepted in kept]
+
+    async def _with_teacher(
+        self, teacher: Teacher, groups: Sequence[AcceptedGroup], item: Item
+    ) -> Sequence[AcceptedGroup]:
+        """The groups with the teacher's logprobs; what is not sent is left to the next life."""
+        try:
+            return await gather_or_cancel(teacher.teach(group, item) for group in groups)
+        except RolloutError:
+            raise  # its groups are counted where they are delivered
+        except (asyncio.CancelledError, AtroposError) as error:
+            self.group_stats.leave_unsent(groups, error, item)
+            raise
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
@@ -379,6 +420,8 @@ class EnvRuntime:
             if self.group_file is not None:
                 self.group_file.close()
             self.metrics_logger.close()
+        if self.teacher is not None:
+            await self.teacher.close()
         await self.server.close()  # again too: an evaluation after the end opens connections
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from atroposlib.envs.rollout.groups import ScoredDataGroup
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
+from atroposlib.envs.runtime.waits import Waits
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
@@ -64,6 +65,7 @@ class Serving(Protocol):
 
     sender: GroupSender | None
     registration: RunRegistration
+    waits: Waits
 
     async def register(self) -> None: ...
     async def open_trackers(self) -> None: ...

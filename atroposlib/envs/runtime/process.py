@@ -45,6 +45,8 @@ async def run_process(runtime: EnvRuntime) -> int:
     try:
         with boundary(runtime.label(), None, "setup"):
             await shutdown.or_shutdown(runtime.env.setup())
+        if runtime.teacher is not None:
+            await shutdown.or_shutdown(runtime.teacher.prepare())
         runtime.joined_run.work_alone()
         await _make_groups(runtime, runtime.joined_run, wanted, shutdown)
     finally:

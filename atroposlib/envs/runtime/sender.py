@@ -103,6 +103,19 @@ class GroupStats:
         text = f"group of item {item_label(item)} dropped, {reason.value}: {detail}"
         self.failures.note((reason.value, comparable_text(detail)), text)
 
+    def leave_unsent(
+        self, groups: Sequence[AcceptedGroup], error: BaseException, item: Any
+    ) -> None:
+        """Count accepted groups that ``error`` stopped: left to the next life, or dropped."""
+        rollout = rollout_here()
+        if rollout is not None and rollout.is_kept:
+            for group in groups:  # the next life of this environment sends it
+                end_group(JOURNALLED, rows_of_accepted(group))
+            return
+        for group in groups:
+            detail = str(error) or "stopped before it was sent"
+            self.drop(RejectReason.UNSENT, detail, item, group.group)
+
     def mostly_dropped(self) -> str | None:
         """The share and the reason if most of the last groups were dropped, else None."""
         lost, count = [event for event in self.recent if event], len(self.recent)
@@ -202,13 +215,7 @@ class GroupSender:
         try:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
-            rollout = rollout_here()
-            if rollout is not None and rollout.is_kept:
-                for group in groups:  # the next life of this environment sends it
-                    end_group(JOURNALLED, rows_of_accepted(group))
-            else:
-                detail = str(error) or "stopped before it was sent"
-                self._drop(groups, RejectReason.UNSENT, detail, item)
+            self.stats.leave_unsent(groups, error, item)
             raise
         if refusal is not None:
             self._drop(groups, *refusal, item)

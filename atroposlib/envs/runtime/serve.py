@@ -146,6 +146,8 @@ class Serve:
         try:
             with boundary(self.runtime.label(), None, "setup"):
                 await self.shutdown.or_shutdown(self.runtime.env.setup())
+            if self.runtime.teacher is not None:
+                await self.shutdown.or_shutdown(self.runtime.teacher.prepare())
             await self._join()
             await self.servers.wait_for_one(self.waits, self.runtime.config.api_timeout_s)
             if self.runtime.config.eval_at_start:
@@ -401,6 +403,7 @@ class Serve:
         servers = await runtime.server.states()
         stats, details = runtime.group_stats, runtime.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), **runtime.journal.figures()}
+        details |= runtime.teacher.figures() if runtime.teacher is not None else {}
         details |= {"clock": time.time(), **last}
         if self._run.name is not None:
             details["env"] = self._run.name

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atroposlib.envs.settings.teacher import TeacherSettings
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.trackers import TrackerName, known_trackers, tracker_names
 from atroposlib.utils.backoff import Backoff
@@ -169,6 +170,11 @@ class BaseEnvConfig(BaseModel):
         default=None,
         description="score of a rollout that filled the model's context before it ended; None: "
         "of a function the floor of its card, else 0",
+    )
+    teacher: TeacherSettings | None = Field(
+        default=None,
+        description="a model on a server whose logprobs go with every group, for the losses"
+        " reverse_kl, distillation and jsd; as YAML {base_url: http://localhost:9010/v1, top_k: 16}",
     )
     thinking_mode: bool = Field(
         default=False, description="request reasoning before the answer"

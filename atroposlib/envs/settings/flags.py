@@ -99,6 +99,7 @@ GROUPS = {
     "files and metrics": "data_path_to_save_groups metrics_path use_wandb wandb_name trackers "
     "log_dir num_rollouts_to_keep num_rollouts_per_group_for_logging "
     "min_items_sent_before_logging",
+    "teacher": "teacher",
     "reasoning": "thinking_mode reasoning_effort max_reasoning_tokens custom_thinking_prompt",
 }
 _GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}

@@ -46,10 +46,11 @@ def test_rows_without_a_trained_token_have_no_logprobs(policy):
 
 def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
     policy = loading.load_policy(config())
-    one = row([5, 6], [7, 8], teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None)
+    teacher = {"teacher_ids": [[], [7, 9], [4]], "teacher_temperature": 2.0}
+    one = row([5, 6], [7, 8], **teacher)
     one = at(0.5, one)
     (plan,) = policy.plan([one])
-    found = policy.score(plan, teacher_temperature=2.0).teacher
+    found = policy.score(plan, teacher=True).teacher
     logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
     expected = torch.log_softmax(logits / 2.0, -1)
     assert found.shape == (1, 2, 2)

@@ -10,6 +10,9 @@ forward KL (``distillation``); a large beta keeps to its likeliest tokens, as re
 divergence is at most log 2 for beta 1/2, so that no token takes over a step. Where p_T is 0,
 outside of the K entries, M is (1 - beta) p_S, and these tokens together give
 -p_S(rest) log(1 - beta): nothing of the vocabulary is left out.
+
+With ``distill_rest bucket`` the divergence is that of ``rest_mass``, in which the teacher's
+probability outside of the K entries is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import math
 import torch
 from torch import Tensor
 
-from example_trainer.losses.distillation import require_teacher, teacher_shares
+from example_trainer.losses.teachers.distillation import require_teacher, teacher_shares
+from example_trainer.losses.teachers.rest_mass import teacher_outcomes
 from example_trainer.losses.tokens import LossInputs, at_least_float32
 from example_trainer.settings.loss import LossSettings
 
@@ -32,6 +36,13 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     """
     student, teacher = require_teacher(batch)
     tau, beta, tokens = settings.distill_temperature, settings.jsd_beta, batch.tokens
+    if settings.distill_rest == "bucket":
+        of_both = teacher_outcomes(batch, student, teacher, tau)
+        divergence = tau**2 * of_both.jensen_shannon(beta)
+        return tokens.loss_sum(divergence), {
+            "distill_jsd": tokens.total(divergence),
+            "distill_share": tokens.total(of_both.has_teacher),
+        }
     share, log_share = teacher_shares(teacher, batch.loss_mask, batch.teacher_mask, tau)
     is_entry = share != 0
     # 0 where there is no entry, before anything is computed: 0 x inf would be NaN.

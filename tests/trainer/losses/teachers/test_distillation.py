@@ -9,7 +9,7 @@ import torch
 
 from atroposlib.errors import ConfigError
 from example_trainer import losses
-from example_trainer.losses.distillation import distill_sum
+from example_trainer.losses.teachers.distillation import distill_sum
 from tests.trainer.loss_batches import random_batch, settings
 
 # --- distillation ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from example_trainer.losses import jsd
+from example_trainer.losses.teachers import jsd
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 

@@ -8,6 +8,9 @@ tau is distill_temperature. The gradient on the student's logits is that of
 KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not renormalised over
 the K entries, so probability that it gives to other tokens costs as well. Trained tokens
 without an entry of the teacher add nothing but count in the divisor.
+
+With ``distill_rest bucket`` the loss is tau^2 KL(t || s) of ``rest_mass``: the teacher's
+probability outside of the K entries is kept, and a student that equals the teacher stays as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
+from example_trainer.losses.teachers.rest_mass import teacher_outcomes
 from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float32
 from example_trainer.settings.loss import LossSettings
 
@@ -31,6 +35,13 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     """
     student, teacher = require_teacher(batch)
     tau, tokens = settings.distill_temperature, batch.tokens
+    if settings.distill_rest == "bucket":
+        of_both = teacher_outcomes(batch, student, teacher, tau)
+        divergence = tau**2 * of_both.forward_kl()
+        return tokens.loss_sum(divergence), {
+            "distill_kl": tokens.total(divergence),
+            "distill_share": tokens.total(of_both.has_teacher),
+        }
     mask, candidates = batch.loss_mask, batch.teacher_mask
     share, log_share = teacher_shares(teacher, mask, candidates, tau)
     gap = share * (log_share - _where_shared(share, student))
@@ -50,8 +61,8 @@ def require_teacher(batch: LossInputs) -> tuple[Tensor, Tensor]:
     if student is None or teacher is None:
         raise ConfigError(
             "the losses distillation and jsd need the teacher's tokens and logprobs with every"
-            " group: distill_token_ids and distill_logprobs. Run an environment that sends them"
-            " (TeacherDistillationEnv with a teacher server), or choose another loss"
+            " group: distill_token_ids and distill_logprobs. Name a teacher in the settings of the"
+            " environment (env.teacher, or a TeacherDistillationEnv), or choose another loss"
         )
     return student, teacher
 

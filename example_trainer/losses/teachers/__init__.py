@@ -1,0 +1,1 @@
+"""Losses on the logprobs that a teacher gives for the tokens of the policy."""
