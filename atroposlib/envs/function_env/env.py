@@ -20,6 +20,7 @@ from atroposlib.envs.function_env.data import (
     Indexed,
     TaskItem,
     prepare_tasks,
+    takes_level,
 )
 from atroposlib.envs.function_env.local_data import FunctionRuntime
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
@@ -31,6 +32,7 @@ from atroposlib.envs.function_env.rollouts import (
     errors_of_means,
     evaluation_metrics,
 )
+from atroposlib.envs.function_env.sampled_tasks import sampled
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
@@ -97,7 +99,8 @@ def environment(
     Example: environment(dataset="problems.jsonl", group_size=16, max_tokens=64)
     """
 
-    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > 1:
+    most = 2 if takes_level(dataset) else 1
+    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > most:
         what = f"{dataset.__name__}: write @environment(tasks), with a data set"
         _refuse(ConfigError(what), dataset)
 
@@ -185,7 +188,9 @@ class FunctionEnv(BaseEnv):
         source, self.held_out = await prepare_tasks(
             definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
-        self._cursor = Cursor(source)
+        label, runtime = self._atropos.label(), self._atropos
+        chosen = sampled(source, runtime.curriculum, epochs=self.config.epochs, env=label)
+        self._cursor = Cursor(chosen)
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []
             self.rollouts.show(await examples(type(self), tasks, self.config))

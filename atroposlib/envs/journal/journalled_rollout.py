@@ -8,7 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.journal.journal_records import DataPlace, SampleFinished
+from atroposlib.envs.journal.journal_records import (
+    DataPlace,
+    SampleFinished,
+    SamplerEvent,
+    SamplerSaved,
+)
 
 
 @dataclass
@@ -71,3 +76,6 @@ class LeftWork:
     items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
     groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
     samples: int = 0
+    sampler: SamplerSaved | None = None  # newest snapshot of the sampler of tasks
+    sampler_events: list[SamplerEvent] = field(default_factory=list)  # since the snapshot
+    numbers: dict[int, int] = field(default_factory=dict)  # of sampled tasks, by open place

@@ -27,6 +27,7 @@ from atroposlib.envs.journal.journal_file import (
 )
 from atroposlib.envs.journal.journal_records import (
     DataPlace,
+    GroupObserved,
     GroupsFinished,
     Record,
     RolloutBegun,
@@ -34,6 +35,9 @@ from atroposlib.envs.journal.journal_records import (
     RolloutRepeated,
     RunStarted,
     SampleFinished,
+    SamplerEvent,
+    SamplerSaved,
+    TaskDrawn,
     decode_item,
     encode_item,
 )
@@ -72,6 +76,8 @@ class SampleJournal:
     # Place of an item in the data; None: the environment does not count its items.
     place_of: Callable[[Any], int | None] = lambda item: None
     account: TokenAccount = field(default_factory=TokenAccount)
+    # Number of the task that a sampler chose for an item with a place.
+    number_of: Callable[[Any], int | None] = lambda item: None
     counts: Counter[str] = field(default_factory=Counter)
     file: JournalFile | None = None
     _open: dict[str, JournalledRollout] = field(default_factory=dict)
@@ -105,7 +111,12 @@ class SampleJournal:
         return self._take_over(state)
 
     def _take_over(self, state: JournalState[Record]) -> LeftWork:
-        left = LeftWork()
+        left = LeftWork(
+            sampler=next((r for r in state.sampler if isinstance(r, SamplerSaved)), None),
+            sampler_events=[
+                r for r in state.sampler if isinstance(r, TaskDrawn | GroupObserved)
+            ],
+        )
         posted: set[int | None] = set()
         for name, entry in state.open.items():
             begun = next((r for r in entry.begun if isinstance(r, RolloutBegun)), None)
@@ -121,7 +132,9 @@ class SampleJournal:
                 key = begun.task if begun.place is None else begun.place
                 rollouts = self._left.setdefault(key, deque())
                 rollouts.append(LeftRollout(name, begun.task, samples))
-                if begun.place is None and begun.item is not None:
+                if begun.place is not None and begun.item is not None:
+                    left.numbers[begun.place] = decode_item(begun.item)
+                elif begun.item is not None:
                     self._requeued[begun.task] += 1
                     left.items.append((name, decode_item(begun.item)))
         if state.places is not None:
@@ -148,6 +161,11 @@ class SampleJournal:
     def end_left(self, rollout: str) -> None:
         """Note that the groups of an earlier life were posted or dropped."""
         self._end(rollout)
+
+    def note_sampler(self, record: SamplerSaved | SamplerEvent) -> None:
+        """Record a choice or an observation of the sampler of tasks, or a snapshot of it."""
+        if self.file is not None:
+            self.file.write(record)
 
     def close(self, *, delete: bool) -> None:
         """Close the file; ``delete``: nothing in it will be needed."""
@@ -199,7 +217,9 @@ class SampleJournal:
             rollout.left.extend(left.popleft().samples)
             rollout.samples = len(rollout.left)
         else:
+            number = None if place is None else self.number_of(item)
             stored = encode_item(item) if place is None else None
+            stored = stored if number is None else encode_item(number)
             begun = RolloutBegun(name, task, place, stored)
             rollout.begun_at = self.file.write(begun)
 

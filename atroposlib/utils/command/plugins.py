@@ -67,8 +67,14 @@ PUBLISHER = Kind(
 )
 TRACKER = Kind("tracker", "atroposlib.trackers", ("run",))
 REWARD = Kind("reward", "atroposlib.rewards", ("completions",), more=True)
+SAMPLER = Kind("sampler", "atroposlib.samplers", ("tasks",), more=True)
+GATE = Kind("gate", "atroposlib.gates", (), more=True)
 KINDS = {
-    kind.group: kind for kind in (LOSS, ESTIMATOR, FILTER, SHAPING, PUBLISHER, TRACKER, REWARD)
+    kind.group: kind
+    for kind in (
+        *(LOSS, ESTIMATOR, FILTER, SHAPING, PUBLISHER, TRACKER, REWARD),
+        *(SAMPLER, GATE),
+    )
 }
 
 

@@ -1,0 +1,70 @@
+"""Settings of a curriculum: which sampler and which gate, with settings of their own.
+
+curriculum: pools                              a sampler by name
+curriculum:
+  sampler: {name: pools, explore: 0.2}         and its settings
+  gate: band
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from atroposlib.utils.command.plugins import GATE, SAMPLER, Kind, valid_name
+
+UNIFORM = "uniform"
+SAMPLERS = (UNIFORM, "weighted", "pools", "replay", "staged")
+GATES = ("band",)
+
+
+class CurriculumPart(BaseModel):
+    """A sampler or a gate by name; further keys are settings of its class."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = Field(description="built-in name, MODULE:CLASS, FILE.py:CLASS or entry point")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the class."""
+        return dict(self.model_extra or {})
+
+
+def _named(kind: Kind, builtins: tuple[str, ...], value: Any) -> Any:
+    part = {"name": value} if isinstance(value, str) else value
+    if isinstance(part, dict) and isinstance(part.get("name"), str):
+        valid_name(kind, part["name"], builtins)
+    return part
+
+
+class CurriculumSettings(BaseModel):
+    """Which task comes next, and which groups are sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sampler: Annotated[
+        CurriculumPart, BeforeValidator(lambda value: _named(SAMPLER, SAMPLERS, value))
+    ] = Field(
+        default=CurriculumPart(name=UNIFORM),
+        description="uniform, weighted, pools, replay, staged, or one of yours",
+    )
+    gate: Annotated[
+        CurriculumPart | None, BeforeValidator(lambda value: _named(GATE, GATES, value))
+    ] = Field(default=None, description="band, or one of yours; None: every scored group")
+    floor: float | None = Field(
+        default=None, description="score that is no success; None: the card's, else 0"
+    )
+    best: float | None = Field(
+        default=None, description="score that is full success; None: the card's, else 1"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, values: Any) -> Any:
+        return {"sampler": values} if isinstance(values, str) else values
+
+    @property
+    def observes(self) -> bool:
+        """Whether anything differs from the default, which draws alike and sends everything."""
+        return self.gate is not None or self.sampler.name != UNIFORM
