@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from atroposlib.environments.library.letters import letters
 from atroposlib.envs.curriculum.interface import ObservedGroup, TaskRows, TaskSampler
 from atroposlib.envs.curriculum.registry import make_sampler
 from atroposlib.envs.function_env.card import play
 from atroposlib.envs.settings.curriculum_settings import CurriculumPart
-from atroposlib.environments.library.letters import letters
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer, write_tiny_model
 
 GROUP = 16  # samples of a task
@@ -238,7 +238,9 @@ def run_study(
     policy = Policy(model, char_tokenizer(ASCII_ALPHABET), options.imitate_lr)
     imitate(policy, tasks, options.imitate, seed)
     policy = Policy(policy.model, policy.tokenizer, options.lr)
-    part = CurriculumPart.model_validate({"name": sampler, **options.settings.get(sampler, {})})
+    part = CurriculumPart.model_validate(
+        {"name": sampler, **options.settings.get(sampler, {})}
+    )
     rows = TaskRows(tasks.rows, range(len(tasks.rows)))
     chooser = make_sampler(part, rows, seed=seed, env=name)
     begun, tokens, step, groups, useful = time.monotonic(), 0, 0, 0, 0

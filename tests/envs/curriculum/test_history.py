@@ -18,7 +18,9 @@ def test_each_group_is_a_line_and_a_torn_line_is_left_out(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 5')
     lines = list(history_lines(path))
-    assert [(line.step, line.task, line.success, line.useful, line.pool) for line in lines] == [
+    assert [
+        (line.step, line.task, line.success, line.useful, line.pool) for line in lines
+    ] == [
         (3, "a", 0.5, True, "useful"),
         (4, "b", None, False, None),
     ]

@@ -24,7 +24,12 @@ def test_tokens_of_all_groups_and_scores_of_the_first_are_observed():
     }
     second = {"scores": [1.0, 0.0], "masks": [[8], [-100]]}
     group = observed_group(TASK, [first, second], floor=0.0, best=1.0, version=9)
-    assert (group.scores, group.success, group.tokens, group.version) == ((1.0, 0.0), 0.5, 4, 4)
+    assert (group.scores, group.success, group.tokens, group.version) == (
+        (1.0, 0.0),
+        0.5,
+        4,
+        4,
+    )
 
 
 def test_the_version_of_the_run_counts_where_rows_name_none():

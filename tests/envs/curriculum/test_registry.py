@@ -44,11 +44,15 @@ def test_the_names_of_the_settings_are_those_of_the_classes():
 def test_settings_reach_the_class():
     sampler = make_sampler(part("pools", explore=0.5), rows(2), seed=3, env="toy")
     assert isinstance(sampler, DifficultyPools) and sampler.seed == 3
-    assert make_gate(part("band", low=0.4), env="toy").reason == "success outside of 0.4 to 0.8"
+    assert (
+        make_gate(part("band", low=0.4), env="toy").reason == "success outside of 0.4 to 0.8"
+    )
 
 
 def test_an_unknown_setting_is_an_error_that_names_the_nearest_one():
-    with pytest.raises(ConfigError, match="toy: curriculum, sampler pools: no setting 'explor'"):
+    with pytest.raises(
+        ConfigError, match="toy: curriculum, sampler pools: no setting 'explor'"
+    ):
         make_sampler(part("pools", explor=0.5), rows(2), seed=0, env="toy")
     with pytest.raises(ConfigError, match="weighted: missing .*'field'"):
         make_sampler(part("weighted"), rows(2), seed=0, env="toy")
