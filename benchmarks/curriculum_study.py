@@ -3,7 +3,8 @@
     python benchmarks/curriculum_study.py --set backwards --seeds 0 1 2 --samplers uniform pools
 
 Tasks and rewards are those of environments/library (``count``, ``backwards``: two settings of letters)
-or made here (``impossible``: 90 % of the tasks never give a reward). The policy is the tiny random
+or made here (``graded``: words of one to six letters to copy; ``impossible``: 90 % of the tasks never
+give a reward). The policy is the tiny random
 model, which first imitates gold replies for ``--imitate`` steps, the same for all samplers. Then each
 step takes the first groups whose scores differ, as ``ensure_scores_are_not_same`` does; all generated
 tokens count. The update is REINFORCE with advantages normalised in the group.
@@ -92,9 +93,26 @@ def impossible_set(seed: int) -> TaskSet:
     )
 
 
+def graded_set(seed: int) -> TaskSet:
+    """Words of one to six letters to copy: the longer, the harder; evaluated on all lengths."""
+    rng = random.Random(seed)
+    rows = [{"word": "".join(rng.choices("abcdefghij", k=n % 6 + 1))} for n in range(480)]
+    rng.shuffle(rows)
+    trained, held_out = rows[HELD_OUT:], rows[:HELD_OUT]
+    return TaskSet(
+        trained,
+        held_out,
+        prompt=lambda task: str(task["word"]),
+        gold=lambda task: str(task["word"]),
+        score=lambda task, reply: float(reply == task["word"]),
+        max_new=7,
+    )
+
+
 SETS: dict[str, Callable[[int], TaskSet]] = {
     "count": lambda seed: letters_set(seed, tasks=800, max_new=2, backwards=0, bare=True),
     "backwards": lambda seed: letters_set(seed, tasks=800, max_new=34, backwards=1),
+    "graded": graded_set,
     "impossible": impossible_set,
 }
 

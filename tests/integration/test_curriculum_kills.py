@@ -55,7 +55,9 @@ def undisturbed(count: int) -> list[str]:
 
 def environment(folder: Path, port: int, inference: str) -> Process:
     model = str(write_tiny_model(folder / "model"))
-    curriculum = f'{{"sampler": {{"name": "pools", "half_life": 1e9, "explore": {POOLS["explore"]}}}}}'
+    curriculum = (
+        f'{{"sampler": {{"name": "pools", "half_life": 1e9, "explore": {POOLS["explore"]}}}}}'
+    )
     flags = {
         "env.curriculum": curriculum,
         "env.seed": str(SEED),

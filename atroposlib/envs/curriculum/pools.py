@@ -20,8 +20,8 @@ from atroposlib.errors import ConfigError
 from atroposlib.settings.sentences import did_you_mean
 
 UNSEEN, EASY, USEFUL, HARD = "unseen", "too_easy", "useful", "too_hard"
-# Of a task, relative to others: a useful task is drawn twenty times as often as an impossible one.
-WEIGHTS = {UNSEEN: 1.0, EASY: 0.05, USEFUL: 1.0, HARD: 0.05}
+# Of a task, relative to others: a useful task is drawn fifty times as often as an impossible one.
+WEIGHTS = {UNSEEN: 1.0, EASY: 0.02, USEFUL: 1.0, HARD: 0.02}
 OLD = 0.1  # an estimate of less weight, in groups, counts as none
 
 
@@ -61,8 +61,8 @@ class DifficultyPools(TaskSampler):
         tasks: Sequence[Task],
         *,
         seed: int = 0,
-        low: float = 0.05,
-        high: float = 0.95,
+        low: float = 0.02,
+        high: float = 0.98,
         half_life: float = 10.0,
         weights: Mapping[str, float] | None = None,
         explore: float = 0.1,
