@@ -20,7 +20,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.run_status.view import BARS
 from atroposlib.utils.command.parser import CommandParser
 
-PARTS = 10  # of the steps of a run, in tables
+PARTS = 10  # tables divide the steps of a run by this
 ORDERS = ("hardest", "easiest", "newest", "useful")
 RETIRED = ("too_easy", "too_hard")  # pools whose tasks are drawn seldom
 
@@ -30,12 +30,12 @@ class TaskSummary:
     """A task over a run."""
 
     task: str
-    groups: int  # with scores
+    groups: int  # groups with scores
     failed: int  # rollouts without a group
     useful: int
     tokens: int
     success: float | None  # mean of the last third of its groups
-    first_success: float | None  # of its first group
+    first_success: float | None  # success of its first group
     last_step: int
     pool: str | None
     over_steps: list[float | None]  # (PARTS,) mean success in each part of the run
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for path in histories_in(options.run):
         lines = list(history_lines(path))
-        tasks = ordered(summaries(lines), options.order)
+        tasks = in_order(summaries(lines), options.order)
         if options.json:
             for task in tasks:
                 print(json.dumps({"env": path.stem, **asdict(task)}))
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def histories_in(run: Path) -> list[Path]:
-    """The files of a run, one for each environment."""
+    """The files of a run, a file for each environment."""
     if run.is_file():
         return [run]
     places = (run, run / FOLDER, run / "checkpoints" / FOLDER)
@@ -116,11 +116,13 @@ def _summary(name: str, lines: Sequence[HistoryLine], last_step: int) -> TaskSum
     )
 
 
-def ordered(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary]:
+def in_order(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary]:
     """Tasks by success, by their last step, or by their number of useful groups."""
 
     def key(task: TaskSummary) -> float:
-        success = 2.0 if task.success is None else task.success  # unknown ones last
+        success = (
+            2.0 if task.success is None else task.success
+        )  # tasks without success are last
         sizes = {
             "hardest": success,
             "easiest": -success if task.success is not None else 1.0,
@@ -166,7 +168,7 @@ def table(
 
 
 def _pools_over_time(lines: Sequence[HistoryLine]) -> list[str]:
-    """Groups of each part of the run: success, useful ones, and the pools of their tasks."""
+    """Groups of each part of the run: success, useful groups, and the pools of their tasks."""
     last_step = max((line.step for line in lines), default=0)
     pools = sorted({line.pool for line in lines if line.pool is not None})
     text = [

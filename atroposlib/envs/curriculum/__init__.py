@@ -1,4 +1,4 @@
-"""Curriculum: which task comes next, which groups are sent, and what groups said about tasks.
+"""Curriculum: choice of the next task, choice of the groups that are sent, and their observation.
 
     sampler --next--> task --rollouts--> scored group --observe--> sampler
                                                '--admit--> gate --> sent, or dropped and counted
@@ -6,6 +6,6 @@
 Both parts are plug-ins: a built-in name, ``MODULE:CLASS``, ``FILE.py:CLASS`` or an entry point.
 """
 
-from atroposlib.envs.curriculum.interface import Gate, ObservedGroup, Task, TaskSampler
+from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
 
-__all__ = ["Gate", "ObservedGroup", "Task", "TaskSampler"]
+__all__ = ["GroupGate", "ObservedGroup", "Task", "TaskSampler"]

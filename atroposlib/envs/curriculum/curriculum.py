@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from atroposlib.envs.curriculum.history import TaskHistory
-from atroposlib.envs.curriculum.interface import Gate, ObservedGroup, Task, TaskSampler
+from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
 from atroposlib.envs.curriculum.observation import observed_group
 from atroposlib.envs.curriculum.registry import make_gate, make_sampler
 from atroposlib.envs.journal.journal_records import (
@@ -64,11 +64,13 @@ class Curriculum:
                 f"{label}: curriculum.floor {self._floor:g} has to be below best {self._best:g}"
             )
         gate = self.settings.gate
-        self.gate: Gate | None = None if gate is None else make_gate(gate, env=label)
+        self.gate: GroupGate | None = None if gate is None else make_gate(gate, env=label)
         self.sampler: TaskSampler | None = None
         self.history = TaskHistory()
         self.open: dict[int, int] = {}  # number of the task of each place that is not observed
-        self._numbers: dict[str, int] = {}  # by digest, of tasks that a class hands out
+        self._numbers: dict[
+            str, int
+        ] = {}  # numbers of tasks that a class hands out, by digest
         self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
         self._events = self._unsaved = 0
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -134,8 +136,8 @@ class Curriculum:
 
     # --- groups -------------------------------------------------------------------------
 
-    def observed(self, groups: Sequence[Any], item: Any, version: int) -> ObservedGroup:
-        """What ``groups`` of ``item`` say."""
+    def observation_of(self, groups: Sequence[Any], item: Any, version: int) -> ObservedGroup:
+        """The observation of ``groups`` of ``item``."""
         return observed_group(
             self._task_of(item), groups, floor=self._floor, best=self._best, version=version
         )
@@ -143,14 +145,14 @@ class Curriculum:
     def observe(
         self, groups: Sequence[Any], item: Any, *, version: int, step: int, rollout: str | None
     ) -> None:
-        """Follow the groups of an ended rollout; none: it failed.
+        """Follow the groups of an ended rollout; without groups it failed.
 
         ``rollout``: its name in the journal, which is the same in every life, so that a group
         which a restart brings again is observed once.
         """
         if not self.observes:
             return
-        group = self.observed(groups, item, version)
+        group = self.observation_of(groups, item, version)
         if group.scores and rollout is not None:
             if rollout in self._observed:
                 return
@@ -183,7 +185,7 @@ class Curriculum:
         """Why the gate does not send a group; None: the group is sent."""
         if self.gate is None:
             return None
-        observed = self.observed([group], item, version)
+        observed = self.observation_of([group], item, version)
         with boundary(self._label, item, "gate.admit"):
             admitted = self.gate.admit(observed)
         if admitted:
@@ -224,7 +226,7 @@ class Curriculum:
         """Append a snapshot, behind which the journal drops earlier events."""
         if self.observes:
             self._unsaved = 0
-            self._record(SamplerSaved(self._packed(), self._events))
+            self._record(SamplerSaved(self._packed_state(), self._events))
 
     def checkpoint(self) -> dict[str, Any]:
         """The state for a checkpoint; empty if nothing is observed."""
@@ -232,10 +234,10 @@ class Curriculum:
             return {}
         return {
             "events": self._events,
-            "state": base64.b64encode(self._packed()).decode("ascii"),
+            "state": base64.b64encode(self._packed_state()).decode("ascii"),
         }
 
-    def _packed(self) -> bytes:
+    def _packed_state(self) -> bytes:
         sampler = self.sampler
         state = {
             "sampler": self.settings.sampler.name,
@@ -319,7 +321,7 @@ class Curriculum:
         elif event.number < len(self.sampler.tasks):
             task = self.sampler.tasks[event.number]
         else:
-            return  # of a data set that was longer
+            return  # the data set was longer
         group = ObservedGroup(
             task, tuple(event.scores), event.success, event.tokens, event.version
         )

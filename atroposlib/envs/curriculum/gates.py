@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from atroposlib.envs.curriculum.interface import Gate, ObservedGroup
+from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup
 from atroposlib.errors import ConfigError
 
 
-class SuccessBand(Gate):
+class SuccessBand(GroupGate):
     """Groups whose success lies in a band.
 
     Args:

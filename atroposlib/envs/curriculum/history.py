@@ -18,9 +18,9 @@ from atroposlib.envs.curriculum.interface import ObservedGroup
 from atroposlib.envs.rollout.groups import item_label
 
 logger = logging.getLogger(__name__)
-FOLDER = "env_curriculum"  # in the trainer's folder
-OLDER = ".1"  # added to the name of the file before the current one
-MAX_BYTES = 32 * 2**20  # of a file; two are kept
+FOLDER = "env_curriculum"  # a folder in the trainer's
+OLDER = ".1"  # suffix of the file before the current file
+MAX_BYTES = 32 * 2**20  # bound of a file; two files are kept
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class HistoryLine:
     useful: bool
     tokens: int
     version: int = 0
-    pool: str | None = None  # after the group
+    pool: str | None = None  # the pool after the group
 
 
 class TaskHistory:

@@ -1,6 +1,6 @@
 """Parts of a curriculum, for authors: the sampler, the gate, and what they receive.
 
-A sampler of one's own overrides ``next`` alone, and ``observe`` if it learns from groups. Its
+A sampler of an author overrides ``next`` alone, and ``observe`` if it learns from groups. Its
 attributes are kept in checkpoints and in the journal, so plain attributes suffice.
 """
 
@@ -21,9 +21,9 @@ class Task:
     Example: Task({"id": "3 + 4", "sum": 7}, number=12)
     """
 
-    content: Any  # as the data set has it
+    content: Any  # a row of the data set
     number: int | None = None  # place in ``TaskSampler.tasks``; None: of no sampler
-    level: int | None = None  # of a loader that takes a level
+    level: int | None = None  # known where the loader takes a level
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TaskSampler(ABC):
     """Choice of the next task.
 
     Args:
-        tasks: the trained tasks, held-out ones left out.
+        tasks: the trained tasks, without the held-out tasks.
         seed: setting ``seed`` of the environment.
     """
 
@@ -68,14 +68,14 @@ class TaskSampler(ABC):
         """The next task, an entry of ``tasks``; None if there is none any more."""
 
     def observe(self, group: ObservedGroup) -> None:
-        """Learn from a group. Called once for each, also for dropped and failed ones."""
+        """Learn from a group. Called once for each group, also dropped and failed groups."""
 
     def metrics(self) -> dict[str, float]:
         """Numbers about the tasks, emitted as ``curriculum/<name>`` with the metrics."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a restart needs: attributes that are numbers, texts and containers of these."""
+        """The state for a restart: attributes that are numbers, texts, lists and mappings."""
         kept = {k: v for k, v in vars(self).items() if k not in ("tasks", "seed", "random")}
         return {name: _plain_container(value) for name, value in kept.items()}
 
@@ -108,7 +108,7 @@ def _plain_container(value: Any) -> Any:
     return list(value) if isinstance(value, deque) else value
 
 
-class Gate(ABC):
+class GroupGate(ABC):
     """Decision whether a scored group is sent to the trainer.
 
     ``reason`` is the sentence that is logged for groups that are not.

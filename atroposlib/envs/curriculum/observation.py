@@ -28,7 +28,7 @@ def observed_group(
     best: float,
     version: int,
 ) -> ObservedGroup:
-    """What the groups of a rollout say about its task.
+    """The observation of the groups of a rollout.
 
     The scores are those of the first group: further groups hold further rows of the same
     rollouts. ``version`` counts where the rows name none.

@@ -20,7 +20,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.settings.sentences import did_you_mean
 
 UNSEEN, EASY, USEFUL, HARD = "unseen", "too_easy", "useful", "too_hard"
-# Of a task, relative to others: a useful task is drawn fifty times as often as an impossible one.
+# Relative weights of a task: a useful task is drawn fifty times as often as an impossible task.
 WEIGHTS = {UNSEEN: 1.0, EASY: 0.02, USEFUL: 1.0, HARD: 0.02}
 OLD = 0.1  # an estimate of less weight, in groups, counts as none
 
@@ -31,16 +31,16 @@ class Estimate:
 
     weight: float = 0.0  # groups, decayed
     total: float = 0.0  # their success
-    version: int = 0  # to which both are decayed
+    version: int = 0  # both are decayed to this version
     drawn: int = -1  # number of its last draw
 
-    def decayed(self, version: int, half_life: float) -> float:
+    def weight_at(self, version: int, half_life: float) -> float:
         """The weight at ``version``; a version of a new run that is lower decays nothing."""
         return float(self.weight * 0.5 ** (max(0, version - self.version) / half_life))
 
     def add(self, success: float, version: int, half_life: float) -> None:
         """Count a group of ``version``."""
-        now = self.decayed(version, half_life)
+        now = self.weight_at(version, half_life)
         self.total = self.total * (now / self.weight if self.weight else 0.0) + success
         self.weight, self.version = now + 1.0, version
 
@@ -124,7 +124,7 @@ class DifficultyPools(TaskSampler):
         heapq.heappush(self._heaps[self._pool_of[number]], entry)
 
     def _expire(self) -> None:
-        """Make tasks unseen whose estimates are old; the longest undrawn ones are looked at."""
+        """Make tasks unseen whose estimates are old; tasks that were not drawn for long are looked at."""
         for pool in (EASY, USEFUL, HARD):
             while self._sizes[pool]:
                 number = self._oldest(pool)
@@ -152,7 +152,7 @@ class DifficultyPools(TaskSampler):
             self._push(number)
 
     def _has_estimate(self, estimate: Estimate) -> bool:
-        return estimate.decayed(self._version, self._half_life) >= OLD
+        return estimate.weight_at(self._version, self._half_life) >= OLD
 
     def _pool_for(self, estimate: Estimate) -> str:
         if not self._has_estimate(estimate):
@@ -193,7 +193,7 @@ class DifficultyPools(TaskSampler):
         self._drawn_from = Counter(state["drawn_from"])
         for number, weight, total, version, drawn, pool in state["tasks"]:
             if number not in self._rank:
-                continue  # of a data set that was longer
+                continue  # the data set was longer
             self._estimates[number] = Estimate(weight, total, version, drawn)
             self._sizes[self._pool_of[number]] -= 1
             self._sizes[pool] += 1

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.envs.curriculum.gates import SuccessBand
-from atroposlib.envs.curriculum.interface import Gate, Task, TaskSampler
+from atroposlib.envs.curriculum.interface import GroupGate, Task, TaskSampler
 from atroposlib.envs.curriculum.pools import DifficultyPools
-from atroposlib.envs.curriculum.samplers import Replay, Uniform, Weighted
+from atroposlib.envs.curriculum.samplers import ReplayUseful, Uniform, Weighted
 from atroposlib.envs.curriculum.staged import Staged
 from atroposlib.envs.settings.curriculum_settings import CurriculumPart
 from atroposlib.errors import ConfigError, boundary
@@ -20,10 +20,10 @@ SAMPLER_CLASSES: dict[str, type[TaskSampler]] = {
     "uniform": Uniform,
     "weighted": Weighted,
     "pools": DifficultyPools,
-    "replay": Replay,
+    "replay": ReplayUseful,
     "staged": Staged,
 }
-GATE_CLASSES: dict[str, type[Gate]] = {"band": SuccessBand}
+GATE_CLASSES: dict[str, type[GroupGate]] = {"band": SuccessBand}
 
 
 def make_sampler(
@@ -35,9 +35,9 @@ def make_sampler(
     return made
 
 
-def make_gate(part: CurriculumPart, *, env: str) -> Gate:
+def make_gate(part: CurriculumPart, *, env: str) -> GroupGate:
     """The gate of the settings. Raises ConfigError: a setting of it cannot be used."""
-    made: Gate = _instance(GATE, part, GATE_CLASSES, Gate, {}, env)
+    made: GroupGate = _instance(GATE, part, GATE_CLASSES, GroupGate, {}, env)
     return made
 
 

@@ -20,7 +20,7 @@ class Uniform(TaskSampler):
     def next(self) -> Task | None:
         number, place = divmod(self.draws, len(self.tasks))
         if self._pass[0] != number:
-            # As the data set itself does, so that the order is the one without a sampler.
+            # As a data set does, so that the order is that of a run without a sampler.
             rng = random.Random(f"{self.seed}/{number}")
             self._pass = (number, rng.sample(range(len(self.tasks)), len(self.tasks)))
         return self.tasks[self._pass[1][place]]
@@ -71,12 +71,12 @@ def _weight_of(task: Task, field: str, named: Mapping[str, float] | None) -> flo
     return float(weight)
 
 
-class Replay(TaskSampler):
+class ReplayUseful(TaskSampler):
     """Uniform, with a share of draws among tasks whose last groups were useful.
 
     Args:
         share: of draws that repeat an earlier useful task.
-        keep: number of useful tasks remembered, the newest ones.
+        keep: number of useful tasks remembered, the newest tasks.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from atroposlib.envs.function_env.rollouts import (
     errors_of_means,
     evaluation_metrics,
 )
-from atroposlib.envs.function_env.sampled_tasks import sampled
+from atroposlib.envs.function_env.sampled_tasks import task_source_of
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
@@ -189,7 +189,9 @@ class FunctionEnv(BaseEnv):
             definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
         label, runtime = self._atropos.label(), self._atropos
-        chosen = sampled(source, runtime.curriculum, epochs=self.config.epochs, env=label)
+        chosen = task_source_of(
+            source, runtime.curriculum, epochs=self.config.epochs, env=label
+        )
         self._cursor = Cursor(chosen)
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []

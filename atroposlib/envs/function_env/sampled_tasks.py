@@ -35,7 +35,7 @@ class SampledTasks:
         return SampledItem(**item, number=task.number)
 
 
-def sampled(
+def task_source_of(
     source: Indexed | Stream, curriculum: Curriculum, *, epochs: int, env: str
 ) -> Indexed | Stream | SampledTasks:
     """``source``, or with a sampler other than uniform the choice of the sampler from its rows.

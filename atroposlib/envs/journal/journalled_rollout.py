@@ -78,4 +78,6 @@ class LeftWork:
     samples: int = 0
     sampler: SamplerSaved | None = None  # newest snapshot of the sampler of tasks
     sampler_events: list[SamplerEvent] = field(default_factory=list)  # since the snapshot
-    numbers: dict[int, int] = field(default_factory=dict)  # of sampled tasks, by open place
+    numbers: dict[int, int] = field(
+        default_factory=dict
+    )  # numbers of sampled tasks, by open place

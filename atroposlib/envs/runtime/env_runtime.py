@@ -116,7 +116,6 @@ class EnvRuntime:
             self.pool.changed.set,
             account=self.account,
         )
-        self._is_closed = False
 
     @classmethod
     def more_servers(cls, env_cls: Any) -> dict[str, MoreServers]:
@@ -414,12 +413,10 @@ class EnvRuntime:
 
     async def release(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
-        if not self._is_closed:
-            self._is_closed = True
-            if self.group_file is not None:
-                self.group_file.close()
-            self.metrics_logger.close()
-            self.curriculum.history.close()
+        if self.group_file is not None:
+            self.group_file.close()
+        self.metrics_logger.close()
+        self.curriculum.history.close()
         await self.server.close()  # again too: an evaluation after the end opens connections
 
 

@@ -1,4 +1,4 @@
-"""Settings of a curriculum: which sampler and which gate, with settings of their own.
+"""Settings of a curriculum: sampler and gate by name, each with its settings.
 
 curriculum: pools                              a sampler by name
 curriculum:
@@ -31,7 +31,7 @@ class CurriculumPart(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _named(kind: Kind, builtins: tuple[str, ...], value: Any) -> Any:
+def _with_known_name(kind: Kind, builtins: tuple[str, ...], value: Any) -> Any:
     part = {"name": value} if isinstance(value, str) else value
     if isinstance(part, dict) and isinstance(part.get("name"), str):
         valid_name(kind, part["name"], builtins)
@@ -39,19 +39,21 @@ def _named(kind: Kind, builtins: tuple[str, ...], value: Any) -> Any:
 
 
 class CurriculumSettings(BaseModel):
-    """Which task comes next, and which groups are sent."""
+    """Sampler of tasks, and gate of scored groups."""
 
     model_config = ConfigDict(extra="forbid")
 
     sampler: Annotated[
-        CurriculumPart, BeforeValidator(lambda value: _named(SAMPLER, SAMPLERS, value))
+        CurriculumPart,
+        BeforeValidator(lambda value: _with_known_name(SAMPLER, SAMPLERS, value)),
     ] = Field(
         default=CurriculumPart(name=UNIFORM),
-        description="uniform, weighted, pools, replay, staged, or one of yours",
+        description="uniform, weighted, pools, replay, staged, or a class of yours",
     )
     gate: Annotated[
-        CurriculumPart | None, BeforeValidator(lambda value: _named(GATE, GATES, value))
-    ] = Field(default=None, description="band, or one of yours; None: every scored group")
+        CurriculumPart | None,
+        BeforeValidator(lambda value: _with_known_name(GATE, GATES, value)),
+    ] = Field(default=None, description="band, or a class of yours; None: every scored group")
     floor: float | None = Field(
         default=None, description="score that is no success; None: the card's, else 0"
     )

@@ -69,13 +69,18 @@ TRACKER = Kind("tracker", "atroposlib.trackers", ("run",))
 REWARD = Kind("reward", "atroposlib.rewards", ("completions",), more=True)
 SAMPLER = Kind("sampler", "atroposlib.samplers", ("tasks",), more=True)
 GATE = Kind("gate", "atroposlib.gates", (), more=True)
-KINDS = {
-    kind.group: kind
-    for kind in (
-        *(LOSS, ESTIMATOR, FILTER, SHAPING, PUBLISHER, TRACKER, REWARD),
-        *(SAMPLER, GATE),
-    )
-}
+PLUGIN_KINDS = (
+    LOSS,
+    ESTIMATOR,
+    FILTER,
+    SHAPING,
+    PUBLISHER,
+    TRACKER,
+    REWARD,
+    SAMPLER,
+    GATE,
+)
+KINDS = {kind.group: kind for kind in PLUGIN_KINDS}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from atroposlib.cli.operate.env_tasks import main, ordered, part_of, summaries
+from atroposlib.cli.operate.env_tasks import in_order, main, part_of, summaries
 from atroposlib.envs.curriculum.history import FOLDER, HistoryLine
 from atroposlib.errors import ConfigError
 
@@ -42,7 +42,7 @@ def test_a_task_has_its_success_over_the_parts_of_the_run():
     [("hardest", "abc"), ("easiest", "bac"), ("newest", "cba"), ("useful", "bac")],
 )
 def test_tasks_are_ordered(order, names):
-    assert "".join(task.task for task in ordered(summaries(LINES), order)) == names
+    assert "".join(task.task for task in in_order(summaries(LINES), order)) == names
 
 
 def test_the_command_prints_pools_and_retired_tasks(run, capsys):

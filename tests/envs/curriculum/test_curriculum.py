@@ -189,8 +189,8 @@ def test_tasks_of_a_class_are_recognised_by_their_content():
     course, _ = curriculum()
     task = course.draw_uncounted()
     handed = course.remember(task)
-    assert course.observed([scored(1.0)], handed, 0).task == task
-    assert course.observed([scored(1.0)], ("unknown",), 0).task == Task(("unknown",))
+    assert course.observation_of([scored(1.0)], handed, 0).task == task
+    assert course.observation_of([scored(1.0)], ("unknown",), 0).task == Task(("unknown",))
 
 
 def test_errors_of_ones_own_sampler_name_environment_and_stage(tmp_path):

@@ -24,8 +24,8 @@ def test_an_estimate_is_a_mean_in_which_older_versions_count_less():
     estimate.add(0.0, version=0, half_life=10)
     estimate.add(1.0, version=10, half_life=10)  # the first counts half by now
     assert (estimate.weight, estimate.total) == (1.5, 1.0)
-    assert estimate.decayed(20, 10) == 0.75
-    assert estimate.decayed(3, 10) == 1.5  # of a new run
+    assert estimate.weight_at(20, 10) == 0.75
+    assert estimate.weight_at(3, 10) == 1.5  # of a new run
 
 
 def test_tasks_move_between_pools_by_their_success():

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from atroposlib.envs.curriculum.interface import TaskRows
-from atroposlib.envs.curriculum.samplers import Replay, Uniform, Weighted
+from atroposlib.envs.curriculum.samplers import ReplayUseful, Uniform, Weighted
 from atroposlib.envs.function_env.data import Indexed
 from atroposlib.errors import ConfigError
 from tests.envs.curriculum.conftest import group, rows
@@ -48,7 +48,7 @@ def test_weights_of_zero_alone_are_refused():
 
 
 def test_replay_repeats_useful_tasks_for_its_share_of_draws():
-    sampler = Replay(rows(100), share=0.3)
+    sampler = ReplayUseful(rows(100), share=0.3)
     for n in (4, 9):
         sampler.observe(group(sampler.tasks[n], 1.0, 0.0))
     sampler.observe(group(sampler.tasks[9], 0.0, 0.0))  # no more
@@ -58,15 +58,15 @@ def test_replay_repeats_useful_tasks_for_its_share_of_draws():
 
 
 def test_replay_continues_its_pass_after_a_restart():
-    old = Replay(rows(30), share=0.5)
+    old = ReplayUseful(rows(30), share=0.5)
     old.observe(group(old.tasks[3], 1.0, 0.0))
     for _ in range(10):
         old.draw()
-    new = Replay(rows(30), share=0.5)
+    new = ReplayUseful(rows(30), share=0.5)
     new.restore(old.state())
     assert [new.draw().number for _ in range(40)] == [old.draw().number for _ in range(40)]
 
 
 def test_settings_of_replay_are_checked():
     with pytest.raises(ConfigError, match="share is 0 to 1"):
-        Replay(rows(1), share=2)
+        ReplayUseful(rows(1), share=2)

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.envs.curriculum.curriculum import Curriculum
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import Cursor, prepare_tasks
-from atroposlib.envs.function_env.sampled_tasks import sampled
+from atroposlib.envs.function_env.sampled_tasks import task_source_of
 from atroposlib.errors import ConfigError
 
 ROWS = [{"id": f"task-{i}"} for i in range(8)]
@@ -18,7 +18,7 @@ async def cursor_over(dataset, curriculum, **changes):
     config = FunctionEnvConfig(**settings)
     source, _ = await prepare_tasks(dataset, None, config, env="toy")
     course = Curriculum(config, "toy")
-    return Cursor(sampled(source, course, epochs=config.epochs, env="toy")), course
+    return Cursor(task_source_of(source, course, epochs=config.epochs, env="toy")), course
 
 
 async def test_uniform_leaves_the_source_as_it_is():
