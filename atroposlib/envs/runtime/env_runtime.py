@@ -28,6 +28,7 @@ from atroposlib.envs.rollout.filters import (
     FilterRules,
     RejectReason,
 )
+from atroposlib.envs.rollout.group_file import GroupFile
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     groups_in,
@@ -42,7 +43,7 @@ from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
-from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
+from atroposlib.envs.runtime.sender import GroupSender, GroupStats, filter_groups
 from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.envs.settings.config import FAILING_BACKOFF, SLOT, BaseEnvConfig
 from atroposlib.envs.settings.readable import readable
@@ -124,11 +125,7 @@ class EnvRuntime:
 
     @classmethod
     def score_range(cls, env_cls: Any) -> tuple[float, float]:
-        """Scores of a worthless and of the best answer, by the card of the environment."""
-        card = getattr(env_cls, "card", None)
-        low, high = getattr(card, "floor", None), getattr(card, "best", None)
-        if isinstance(low, int | float) and isinstance(high, int | float):
-            return low, high
+        """Scores of a worthless and of the best answer, where no setting names them."""
         return 0.0, 1.0
 
     @classmethod

@@ -55,10 +55,12 @@ class CurriculumSettings(BaseModel):
         BeforeValidator(lambda value: _with_known_name(GATE, GATES, value)),
     ] = Field(default=None, description="band, or a class of yours; None: every scored group")
     floor: float | None = Field(
-        default=None, description="score that is no success; None: the card's, else 0"
+        default=None,
+        description="score that is no success; None: of a function that of its card, else 0",
     )
     best: float | None = Field(
-        default=None, description="score that is full success; None: the card's, else 1"
+        default=None,
+        description="score that is full success; None: of a function that of its card, else 1",
     )
 
     @model_validator(mode="before")
