@@ -1,9 +1,9 @@
-"""Tokens to a held-out score, with samplers of tasks against uniform, in one process.
+"""Tokens to a held-out score, with samplers of tasks against uniform, in a single process.
 
     python benchmarks/curriculum_study.py --set backwards --seeds 0 1 2 --samplers uniform pools
 
-Tasks and rewards are those of environments/library (``count``, ``backwards``: two settings of letters)
-or made here (``graded``: words of one to six letters to copy; ``impossible``: 90 % of the tasks never
+Tasks and rewards come from environments/library (``count``, ``backwards``: two settings of letters)
+or made here (``graded``: words of up to six letters to copy; ``impossible``: 90 % of the tasks never
 give a reward). The policy is the tiny random
 model, which first imitates gold replies for ``--imitate`` steps, the same for all samplers. Then each
 step takes the first groups whose scores differ, as ``ensure_scores_are_not_same`` does; all generated
@@ -94,7 +94,7 @@ def impossible_set(seed: int) -> TaskSet:
 
 
 def graded_set(seed: int) -> TaskSet:
-    """Words of one to six letters to copy: the longer, the harder; evaluated on all lengths."""
+    """Words of up to six letters to copy: the longer, the harder; evaluated on all lengths."""
     rng = random.Random(seed)
     rows = [{"word": "".join(rng.choices("abcdefghij", k=n % 6 + 1))} for n in range(480)]
     rng.shuffle(rows)

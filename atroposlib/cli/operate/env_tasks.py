@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for path in histories_in(options.run):
         lines = list(history_lines(path))
-        tasks = in_order(summaries(lines), options.order)
+        tasks = tasks_by_order(summaries(lines), options.order)
         if options.json:
             for task in tasks:
                 print(json.dumps({"env": path.stem, **asdict(task)}))
@@ -77,12 +77,12 @@ def histories_in(run: Path) -> list[Path]:
     return files
 
 
-def part_of(step: int, last_step: int) -> int:
+def run_part_of(step: int, last_step: int) -> int:
     """The part of the run that a step is in: 0 to ``PARTS`` - 1."""
     return min(PARTS - 1, step * PARTS // (last_step + 1))
 
 
-def mean(values: Iterable[float]) -> float | None:
+def mean_success(values: Iterable[float]) -> float | None:
     known = list(values)
     return sum(known) / len(known) if known else None
 
@@ -101,22 +101,22 @@ def _summary(name: str, lines: Sequence[HistoryLine], last_step: int) -> TaskSum
     values = [success for _, success in scored]
     in_part: dict[int, list[float]] = {}
     for step, success in scored:
-        in_part.setdefault(part_of(step, last_step), []).append(success)
+        in_part.setdefault(run_part_of(step, last_step), []).append(success)
     return TaskSummary(
         task=name,
         groups=len(values),
         failed=len(lines) - len(values),
         useful=sum(line.useful for line in lines),
         tokens=sum(line.tokens for line in lines),
-        success=mean(values[-max(1, len(values) // 3) :]),
+        success=mean_success(values[-max(1, len(values) // 3) :]),
         first_success=values[0] if values else None,
         last_step=lines[-1].step,
         pool=lines[-1].pool,
-        over_steps=[mean(in_part.get(part, ())) for part in range(PARTS)],
+        over_steps=[mean_success(in_part.get(part, ())) for part in range(PARTS)],
     )
 
 
-def in_order(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary]:
+def tasks_by_order(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary]:
     """Tasks by success, by their last step, or by their number of useful groups."""
 
     def key(task: TaskSummary) -> float:
@@ -176,10 +176,10 @@ def _pools_over_time(lines: Sequence[HistoryLine]) -> list[str]:
         + "".join(f"{pool:>10}" for pool in pools)
     ]
     for part in range(PARTS):
-        own = [line for line in lines if part_of(line.step, last_step) == part]
+        own = [line for line in lines if run_part_of(line.step, last_step) == part]
         if not own:
             continue
-        success = mean(line.success for line in own if line.success is not None) or 0.0
+        success = mean_success(line.success for line in own if line.success is not None) or 0.0
         shares = Counter(line.pool for line in own)
         text.append(
             f"{min(line.step for line in own):>10}{len(own):>8}"

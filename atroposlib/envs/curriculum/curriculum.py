@@ -16,12 +16,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from atroposlib.envs.curriculum.group_counts import GroupCounts
 from atroposlib.envs.curriculum.history import TaskHistory
 from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
-from atroposlib.envs.curriculum.observation import observed_group
+from atroposlib.envs.curriculum.observation import (
+    event_of,
+    group_of_event,
+    observed_group,
+)
 from atroposlib.envs.curriculum.registry import make_gate, make_sampler
 from atroposlib.envs.journal.journal_records import (
-    GroupObserved,
     SamplerEvent,
     SamplerSaved,
     TaskDrawn,
@@ -36,7 +40,6 @@ logger = logging.getLogger(__name__)
 EVENTS_APART = 512  # events between two snapshots in the journal
 REMEMBERED = 1024  # observed rollouts that a restart may bring again
 UNCOUNTED = -1  # place of a draw of a class
-COUNTS = ("groups", "useful_groups", "tokens")
 
 
 class Curriculum:
@@ -54,7 +57,7 @@ class Curriculum:
         record: Callable[[SamplerSaved | SamplerEvent], None] = lambda record: None,
         score_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        self.settings, self._label, self._record = config.curriculum, label, record
+        self.settings, self.label, self._record = config.curriculum, label, record
         self._seed = config.seed
         low, high = self.settings.floor, self.settings.best
         self._floor = score_range[0] if low is None else low
@@ -73,8 +76,7 @@ class Curriculum:
         ] = {}  # numbers of tasks that a class hands out, by digest
         self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
         self._events = self._unsaved = 0
-        self._counts = dict.fromkeys(COUNTS, 0)
-        self._emitted = dict.fromkeys(COUNTS, 0)
+        self.counts = GroupCounts()
 
     @property
     def observes(self) -> bool:
@@ -86,7 +88,7 @@ class Curriculum:
     def choose_from(self, tasks: Sequence[Task]) -> None:
         """Make the sampler of the settings over ``tasks``. Raises ConfigError."""
         self.sampler = make_sampler(
-            self.settings.sampler, tasks, seed=self._seed, env=self._label
+            self.settings.sampler, tasks, seed=self._seed, env=self.label
         )
 
     def task_at(self, place: int) -> Task | None:
@@ -105,7 +107,7 @@ class Curriculum:
         return self._draw(self._require_sampler(), UNCOUNTED)
 
     def _draw(self, sampler: TaskSampler, place: int) -> Task | None:
-        with boundary(self._label, None, "sampler.next", type(sampler).next):
+        with boundary(self.label, None, "sampler.next", type(sampler).next):
             task = sampler.draw()
             if task is None:
                 return None
@@ -122,7 +124,7 @@ class Curriculum:
 
     def _require_sampler(self) -> TaskSampler:
         if self.sampler is None:
-            raise ConfigError(f"{self._label}: the tasks of the curriculum are not loaded yet")
+            raise ConfigError(f"{self.label}: the tasks of the curriculum are not loaded yet")
         return self.sampler
 
     def _task_of(self, item: Any) -> Task:
@@ -159,34 +161,19 @@ class Curriculum:
             self._observed.append(rollout)
         if group.scores and isinstance(item, Mapping):
             self.open.pop(item.get("place", -1), None)
-        self._count(group)
-        with boundary(self._label, item, "sampler.observe"):
+        self.counts.add(group)
+        with boundary(self.label, item, "sampler.observe"):
             if self.sampler is not None:
                 self.sampler.observe(group)
-        self._note(
-            GroupObserved(
-                group.task.number,
-                [*group.scores],
-                group.success,
-                group.tokens,
-                group.version,
-                rollout if group.scores else None,
-            )
-        )
+        self._note(event_of(group, rollout))
         self.history.write(group, item, step, self.pool_of(group.task))
-
-    def _count(self, group: ObservedGroup) -> None:
-        if group.scores:
-            self._counts["groups"] += 1
-            self._counts["useful_groups"] += group.is_useful
-            self._counts["tokens"] += group.tokens
 
     def refusal(self, group: Any, item: Any, version: int) -> str | None:
         """Why the gate does not send a group; None: the group is sent."""
         if self.gate is None:
             return None
         observed = self.observation_of([group], item, version)
-        with boundary(self._label, item, "gate.admit"):
+        with boundary(self.label, item, "gate.admit"):
             admitted = self.gate.admit(observed)
         if admitted:
             return None
@@ -202,13 +189,7 @@ class Curriculum:
         """Numbers under ``curriculum/``: of the sampler, since the last call, and in all."""
         if not self.observes:
             return {}
-        new = {name: self._counts[name] - self._emitted[name] for name in COUNTS}
-        self._emitted = dict(self._counts)
-        numbers: dict[str, float] = dict(self._counts)
-        if new["groups"]:
-            numbers["useful_share"] = new["useful_groups"] / new["groups"]
-        if new["useful_groups"]:
-            numbers["tokens_per_useful_group"] = new["tokens"] / new["useful_groups"]
+        numbers = self.counts.metrics()
         if self.sampler is not None:
             numbers |= self.sampler.metrics()
         return {f"curriculum/{name}": value for name, value in numbers.items()}
@@ -244,13 +225,13 @@ class Curriculum:
             "state": None if sampler is None else sampler.state(),
             "open": self.open,
             "observed": [*self._observed],
-            "counts": self._counts,
+            "counts": self.counts.totals,
         }
         packed = encode_item(state)
         if packed is None:
             name = type(sampler).__name__
             raise ConfigError(
-                f"{self._label}: state() of the sampler {name} holds more than numbers, texts, "
+                f"{self.label}: state() of the sampler {name} holds more than numbers, texts, "
                 "lists and mappings: override state and restore"
             )
         return packed
@@ -261,7 +242,7 @@ class Curriculum:
             self._restore(base64.b64decode(saved["state"]), int(saved["events"]))
         except (KeyError, TypeError, ValueError) as error:
             logger.warning(
-                "%s: the curriculum of the checkpoint is left out: %r", self._label, error
+                "%s: the curriculum of the checkpoint is left out: %r", self.label, error
             )
 
     def go_on(
@@ -290,7 +271,7 @@ class Curriculum:
         if state["sampler"] != self.settings.sampler.name:
             logger.warning(
                 "%s: the sampler was %s and is %s: it begins anew",
-                self._label,
+                self.label,
                 state["sampler"],
                 self.settings.sampler.name,
             )
@@ -299,8 +280,7 @@ class Curriculum:
             self.sampler.restore(state["state"])
         self.open = dict(state["open"])
         self._observed = deque(state["observed"], maxlen=REMEMBERED)
-        self._counts = {name: state["counts"].get(name, 0) for name in COUNTS}
-        self._emitted = dict(self._counts)
+        self.counts.restore(state["counts"])
         self._events = events
 
     def _repeat(self, event: SamplerEvent) -> None:
@@ -309,22 +289,14 @@ class Curriculum:
             task = self.sampler.draw() if self.sampler is not None else None
             if task is None or task.number != event.number:
                 logger.warning(
-                    "%s: the sampler draws otherwise than before the restart", self._label
+                    "%s: the sampler draws otherwise than before the restart", self.label
                 )
             if event.place != UNCOUNTED:
                 self.open[event.place] = event.number
             return
         if event.rollout is not None:
             self._observed.append(event.rollout)
-        if self.sampler is None or event.number is None:
-            task = Task(None)
-        elif event.number < len(self.sampler.tasks):
-            task = self.sampler.tasks[event.number]
-        else:
-            return  # the data set was longer
-        group = ObservedGroup(
-            task, tuple(event.scores), event.success, event.tokens, event.version
-        )
-        self._count(group)
+        group = group_of_event(event, () if self.sampler is None else self.sampler.tasks)
+        self.counts.add(group)
         if self.sampler is not None:
             self.sampler.observe(group)

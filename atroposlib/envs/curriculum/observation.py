@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.envs.curriculum.interface import ObservedGroup, Task
+from atroposlib.envs.journal.journal_records import GroupObserved
 from atroposlib.wire import MASKED
 
 
@@ -45,3 +46,22 @@ def observed_group(
         tokens=sum(int(label != MASKED) for row in rows for label in row),
         version=max((int(known) for known in versions if known >= 0), default=version),
     )
+
+
+def event_of(group: ObservedGroup, rollout: str | None) -> GroupObserved:
+    """The record of a group in the journal; the rollout is named where it has scores."""
+    return GroupObserved(
+        group.task.number,
+        [*group.scores],
+        group.success,
+        group.tokens,
+        group.version,
+        rollout if group.scores else None,
+    )
+
+
+def group_of_event(event: GroupObserved, tasks: Sequence[Task]) -> ObservedGroup:
+    """The group of a record; a task beyond the end of ``tasks`` is unknown."""
+    known = event.number is not None and event.number < len(tasks)
+    task = tasks[event.number or 0] if known else Task(None)
+    return ObservedGroup(task, tuple(event.scores), event.success, event.tokens, event.version)

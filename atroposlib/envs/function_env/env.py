@@ -188,11 +188,8 @@ class FunctionEnv(BaseEnv):
         source, self.held_out = await prepare_tasks(
             definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
-        label, runtime = self._atropos.label(), self._atropos
-        chosen = task_source_of(
-            source, runtime.curriculum, epochs=self.config.epochs, env=label
-        )
-        self._cursor = Cursor(chosen)
+        curriculum = self._atropos.curriculum
+        self._cursor = Cursor(task_source_of(source, curriculum, self.config.epochs))
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []
             self.rollouts.show(await examples(type(self), tasks, self.config))

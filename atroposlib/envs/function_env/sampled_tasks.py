@@ -36,7 +36,7 @@ class SampledTasks:
 
 
 def task_source_of(
-    source: Indexed | Stream, curriculum: Curriculum, *, epochs: int, env: str
+    source: Indexed | Stream, curriculum: Curriculum, epochs: int
 ) -> Indexed | Stream | SampledTasks:
     """``source``, or with a sampler other than uniform the choice of the sampler from its rows.
 
@@ -46,7 +46,7 @@ def task_source_of(
         return source
     if isinstance(source, Stream):
         raise ConfigError(
-            f"{env}: curriculum: a sampler chooses from a list, and this data set is a stream; "
+            f"{curriculum.label}: curriculum: a sampler chooses from a list, and this data set is a stream; "
             "return a list, or set the sampler to uniform"
         )
     tasks = TaskRows(source.rows, source.indices, source.levels)

@@ -131,7 +131,7 @@ class JournalState(Generic[Kept]):
             yield self.places.record()
 
     def kept_records(self) -> Iterator[Kept]:
-        """What is kept of the sampler and of open rollouts, oldest rollout first."""
+        """Everything that is kept of the sampler and of open rollouts, oldest rollout first."""
         yield from self.sampler
         for entry in self.open.values():
             yield from entry.records

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from atroposlib.cli.operate.env_tasks import in_order, main, part_of, summaries
+from atroposlib.cli.operate.env_tasks import main, run_part_of, summaries, tasks_by_order
 from atroposlib.envs.curriculum.history import FOLDER, HistoryLine
 from atroposlib.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_a_task_has_its_success_over_the_parts_of_the_run():
     assert (b.first_success, b.success, b.last_step) == (0.5, 1.0, 12)
     assert b.over_steps == [0.5, None, None, None, None, None, 1.0, None, None, None]
     assert (c.groups, c.failed, c.success) == (0, 1, None)
-    assert part_of(19, 19) == 9 and part_of(0, 0) == 0
+    assert run_part_of(19, 19) == 9 and run_part_of(0, 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_task_has_its_success_over_the_parts_of_the_run():
     [("hardest", "abc"), ("easiest", "bac"), ("newest", "cba"), ("useful", "bac")],
 )
 def test_tasks_are_ordered(order, names):
-    assert "".join(task.task for task in in_order(summaries(LINES), order)) == names
+    assert "".join(task.task for task in tasks_by_order(summaries(LINES), order)) == names
 
 
 def test_the_command_prints_pools_and_retired_tasks(run, capsys):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.curriculum.interface import Task
-from atroposlib.envs.curriculum.observation import observed_group, success_of
+from atroposlib.envs.curriculum.interface import ObservedGroup, Task
+from atroposlib.envs.curriculum.observation import (
+    event_of,
+    group_of_event,
+    observed_group,
+    success_of,
+)
 
 TASK = Task("t", 0)
 
@@ -41,3 +46,11 @@ def test_the_version_of_the_run_counts_where_rows_name_none():
 def test_a_failed_rollout_has_no_success(version):
     group = observed_group(TASK, [], floor=0.0, best=1.0, version=version)
     assert (group.scores, group.success, group.version) == ((), None, version)
+
+
+def test_a_record_of_the_journal_gives_its_group_back():
+    group = ObservedGroup(TASK, (1.0, 0.0), 0.5, 8, 3)
+    event = event_of(group, "r")
+    assert event.rollout == "r" and group_of_event(event, [TASK]) == group
+    assert group_of_event(event, []).task == Task(None)
+    assert event_of(ObservedGroup(TASK), "r").rollout is None

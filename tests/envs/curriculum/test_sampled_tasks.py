@@ -18,7 +18,7 @@ async def cursor_over(dataset, curriculum, **changes):
     config = FunctionEnvConfig(**settings)
     source, _ = await prepare_tasks(dataset, None, config, env="toy")
     course = Curriculum(config, "toy")
-    return Cursor(task_source_of(source, course, epochs=config.epochs, env="toy")), course
+    return Cursor(task_source_of(source, course, config.epochs)), course
 
 
 async def test_uniform_leaves_the_source_as_it_is():
