@@ -8,31 +8,49 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from atroposlib.client import RolloutClient
 from atroposlib.envs.curriculum.interface import ObservedGroup, TaskRows
 from atroposlib.envs.curriculum.pools import DifficultyPools
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import write_tiny_model
+from atroposlib.wire import Registration
 from tests.integration.pooled_env import TASKS
 from tests.torture.figures import fast_folder
 from tests.torture.kills.api_process import ApiProcess
 from tests.torture.kills.env_world import Process, until
-from tests.torture.kills.killed_samples import GROUP, Trainer
 
 pytestmark = pytest.mark.slow
-KILLS, GROUPS, SEED = 5, 40, 3
+KILLS, GROUPS, SEED, GROUP = 3, 30, 3, 4
 POOLS = {"half_life": 1e9, "explore": 0.2}  # trainer steps do not matter
 
 
-class PlacesTrainer(Trainer):
-    """Claims groups and notes the ids of all, ``task@place``."""
+class PlacesTrainer(threading.Thread):
+    """Claims groups, notes the ids of all, ``task@place``, and acks."""
+
+    def __init__(self, url: str, checkpoints: Path) -> None:
+        super().__init__(name="trainer", daemon=True)
+        self.names: list[str] = []
+        self.stop = threading.Event()
+        self.client = RolloutClient(url, on_wait=lambda why: None)
+        registration = Registration(
+            wandb_group="",
+            wandb_project="",
+            batch_size=GROUP,
+            max_token_len=64,
+            checkpoint_dir=str(checkpoints),
+            save_checkpoint_interval=0,
+            starting_step=0,
+            num_steps=10**6,
+        )
+        self.client.register(registration)
 
     def run(self) -> None:
-        self.names: list[str] = []
         while not self.stop.is_set():
             claimed = self.client.claim(wait_s=0.5)
             if claimed.batch is not None:
