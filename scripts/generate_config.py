@@ -46,6 +46,11 @@ SECTIONS = (
         "An environment may add options of its own: `python environments/<name>.py serve --help`.",
     ),
     Section(
+        "Curriculum of an environment",
+        "atroposlib.envs.settings.curriculum_settings:CurriculumSettings",
+        "YAML: under `env: curriculum:`; command line: `--env.curriculum` with a name or JSON.",
+    ),
+    Section(
         "Inference server, as an environment sees it",
         "atroposlib.envs.base:APIServerConfig",
         "Command line: `--openai.<option>`; YAML: a list under `openai:`, one entry a server.",

@@ -66,6 +66,10 @@ COMMANDS = {
     ),
     "env export": ("atroposlib.cli.export:main", "Write a package for another library."),
     "env info": ("atroposlib.cli.env_files:print_info", "Package, card and settings of one."),
+    "env tasks": (
+        "atroposlib.cli.operate.env_tasks:main",
+        "Tasks of a run by success over steps; pools over time.",
+    ),
     "env openenv": ("atroposlib.cli.export.openenv:main", "Serve one to clients of OpenEnv."),
     "eval": ("atroposlib.cli.env_files:evaluate", "Evaluate a model in an environment."),
     "train grpo": ("example_trainer.cli:main", "GRPO and its relatives (atropos-grpo)."),

@@ -206,6 +206,9 @@ class BaseEnv(ABC):
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Save ``data``; override with ``super().save_checkpoint(step, {"iter": self.iter})``."""
         run = self._atropos.joined_run
+        curriculum = self._atropos.curriculum.checkpoint()
+        if curriculum:
+            data = {**(data or {}), checkpoint.CURRICULUM: curriculum}
         if data is not None and run.checkpoint_dir:
             checkpoint.save(run.checkpoint_dir, run.name or run.label(), step, data)
 
@@ -220,6 +223,8 @@ class BaseEnv(ABC):
             return
         newest = checkpoint.newest(run.checkpoint_dir, run.name or run.label(), run.step)
         if newest is not None:
+            if curriculum := newest.pop(checkpoint.CURRICULUM, None):
+                self._atropos.curriculum.restore_checkpoint(curriculum)
             checkpoint.restore(self, newest)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -227,6 +232,7 @@ class BaseEnv(ABC):
         runtime, metrics = self._atropos, self._atropos.metrics_logger
         emitted = dict(wandb_metrics or {})
         emitted.update(metrics.averages())
+        emitted.update(runtime.curriculum.metrics())
         emitted.update(metrics.training_metrics(runtime.group_stats, runtime.pool.counts))
         emitted = self.perf_stats(emitted)
         emitted.update(await self.server.wandb_metrics())

@@ -17,6 +17,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.curriculum import ObservedGroup
+from atroposlib.envs.curriculum.interface import TaskRows
+from atroposlib.envs.curriculum.registry import make_sampler
+from atroposlib.envs.settings.curriculum_settings import CurriculumPart
 from atroposlib.wire import ScoredData
 from example_trainer.data.rows import to_rows
 from tests.environments.test_readme_environment import PAGES as ENVIRONMENT_PAGES
@@ -140,7 +145,7 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
     [(_, axolotl)] = blocks("yaml", page="docs/migrating-others.md")
     assert yaml.safe_load(axolotl)["accelerator_config"] == {"dispatch_batches": True}
-    assert len(blocks("yaml")) == 9
+    assert len(blocks("yaml")) == 10
 
 
 def test_the_lines_about_other_trainers_give_their_records(monkeypatch):
@@ -176,6 +181,31 @@ def test_the_lines_about_other_trainers_give_their_records(monkeypatch):
         exec(code, given)
     assert given["outputs"][0][1]["response_ids"] == [6, 7]
     assert given["datum"][0][0] == [5, 6]
+
+
+def test_the_curriculum_of_the_guide_is_one_of_an_environment():
+    [(_, code)] = blocks("yaml", page="docs/environments.md")
+    settings = BaseEnvConfig(**yaml.safe_load(code)["env"]).curriculum
+    assert (settings.sampler.name, settings.gate.name) == ("pools", "band")
+
+
+def test_the_sampler_of_the_guide_draws_what_was_not_solved_twice(tmp_path):
+    [code] = [
+        c for _, c in blocks("python", page="docs/environments.md") if "TaskSampler" in c
+    ]
+    (tmp_path / "shortest.py").write_text(code)
+    part = CurriculumPart(name=f"{tmp_path / 'shortest.py'}:ShortestFirst", solved=0.8)
+    tasks = TaskRows([{"question": "long"}, {"question": "no"}], range(2))
+    sampler = make_sampler(part, tasks, seed=0, env="guide")
+    drawn = []
+    for _ in range(3):
+        task = sampler.draw()
+        drawn.append(task.number)
+        sampler.observe(ObservedGroup(task, (1.0, 0.7), 0.85))
+    assert drawn == [1, 1, 0]
+    again = make_sampler(part, tasks, seed=0, env="guide")
+    again.restore(sampler.state())
+    assert again.wins == {1: 2, 0: 1}
 
 
 def test_the_yaml_about_rewards_is_a_run_of_the_dataset_environment():

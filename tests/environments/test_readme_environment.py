@@ -26,7 +26,7 @@ PAGES = (
     "docs/tutorials/first-environment.md",
 )
 # Pages that have single lines of Python as well: tests/docs/test_code_blocks.py runs these.
-WITH_LINES = ("docs/rewards.md", "docs/migrating-others.md")
+WITH_LINES = ("docs/rewards.md", "docs/migrating-others.md", "docs/environments.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 

@@ -144,7 +144,7 @@ async def test_an_async_close_of_the_author_runs_at_the_end(settings, tmp_path, 
 
     class Closing(Plain):
         async def close(self):
-            ends.append(runtime_of(self)._is_closed)
+            ends.append(runtime_of(self).metrics_logger.is_closed)
             await super().close()
             raise OSError("sandbox")
 

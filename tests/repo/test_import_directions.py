@@ -34,6 +34,7 @@ ENVIRONMENTS = (
     ("atroposlib.envs.settings", "atroposlib.envs.reward_fns"),
     ("atroposlib.envs.rollout",),
     ("atroposlib.envs.journal", "atroposlib.envs.teaching"),
+    ("atroposlib.envs.curriculum",),
     ("atroposlib.envs.runtime",),
     ("atroposlib.envs.cli",),
     ("atroposlib.envs",),  # base, and the names of the original

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.rewards import call_user
@@ -99,7 +99,7 @@ async def prepare_tasks(
 
     Raises as :func:`load`; ConfigError also if the data set is empty.
     """
-    rows: Any = await load(dataset, config, env=env, split="train")
+    rows, levels = await _leveled(dataset, config, env=env)
     tested = await load(eval_dataset, config, env=env, split="test")
     held_out: list[Any] = []
     source: Indexed | Stream = Stream(rows, epochs=config.epochs)
@@ -112,7 +112,12 @@ async def prepare_tasks(
         held_out = [rows[i] for i in apart]
         logger.info("%d of %d tasks are held out", len(apart), len(rows))
         source = Indexed(
-            rows, trained, seed=config.seed, shuffle=config.shuffle, epochs=config.epochs
+            rows,
+            trained,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            epochs=config.epochs,
+            levels=levels,
         )
     if tested is not None:
         held_out = eval_rows(tested, config.eval_items)
@@ -122,10 +127,33 @@ async def prepare_tasks(
     return source, [item_of(task, i, is_unique=True) for i, task in tasks]
 
 
+async def _leveled(
+    dataset: Any, config: FunctionEnvConfig, *, env: str
+) -> tuple[Any, list[int] | None]:
+    """The rows, of all levels that the curriculum names, and the level of each.
+
+    The levels are None if the curriculum names none, or the loader takes no level.
+    """
+    levels = config.curriculum.sampler.settings.get("levels")
+    if not takes_level(dataset) or not isinstance(levels, int):
+        return await load(dataset, config, env=env, split="train"), None
+    rows: list[Any] = []
+    level_of: list[int] = []
+    for level in range(1, levels + 1):
+        loaded: Any = await load(dataset, config, env=env, split="train", level=level)
+        if not is_indexed(loaded):
+            raise ConfigError(f"{env}: curriculum: tasks of a level have to be a list")
+        rows += [loaded[i] for i in range(len(loaded))]
+        level_of += [level] * len(loaded)
+    return rows, level_of
+
+
 # --- loading ------------------------------------------------------------------------
 
 
-async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any] | None:
+async def load(
+    spec: Any, config: Any, *, env: str, split: str, level: int | None = None
+) -> Iterable[Any] | None:
     """Rows of ``spec``; None if "test" has no rows of its own.
 
     ``split`` selects a part of a folder or of a hub data set.
@@ -138,7 +166,8 @@ async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]
     if callable(spec) and not _is_data(spec):
         with boundary(env, None, f"loading the {split} data"):
             takes_config = takes_an_argument(spec)
-            spec = await (call_user(spec, config) if takes_config else call_user(spec))
+            words = {} if level is None else {"level": level}
+            spec = await call_user(spec, *([config] if takes_config else []), **words)
     if spec is None and split == "test":
         return None
     if isinstance(spec, (str, Path)):
@@ -173,6 +202,14 @@ def takes_an_argument(function: Any) -> bool:
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         for parameter in inspect.signature(function).parameters.values()
     )
+
+
+def takes_level(loader: Any) -> bool:
+    """Whether a loader has the keyword ``level``: ``def tasks(config, *, level=1)``."""
+    if not callable(loader) or _is_data(loader):
+        return False
+    parameter = inspect.signature(loader).parameters.get("level")
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
 
 
 def manager_of(lifespan: Callable[..., Any], config: Any) -> Any:
@@ -239,6 +276,7 @@ class Indexed:
     seed: int
     shuffle: bool
     epochs: int
+    levels: Sequence[int] | None = None  # of each row, where the loader takes a level
     _order: tuple[int, Sequence[int]] = (-1, ())  # the pass, and its indices
 
     def at(self, place: int) -> TaskItem | None:
@@ -286,13 +324,19 @@ class Stream:
             self._reading = iter(self.rows)
 
 
+class TaskSource(Protocol):
+    """Tasks by the number of tasks handed out before them."""
+
+    def at(self, place: int) -> TaskItem | None: ...
+
+
 class Cursor:
     """Hands out tasks and tracks the unfinished tasks.
 
     The state is small enough for a checkpoint. A restart repeats the unfinished tasks.
     """
 
-    def __init__(self, source: Indexed | Stream) -> None:
+    def __init__(self, source: TaskSource) -> None:
         self._source = source
         self._place = 0
         self._open: set[int] = set()

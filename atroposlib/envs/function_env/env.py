@@ -20,6 +20,7 @@ from atroposlib.envs.function_env.data import (
     Indexed,
     TaskItem,
     prepare_tasks,
+    takes_level,
 )
 from atroposlib.envs.function_env.local_data import FunctionRuntime
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
@@ -31,6 +32,7 @@ from atroposlib.envs.function_env.rollouts import (
     errors_of_means,
     evaluation_metrics,
 )
+from atroposlib.envs.function_env.sampled_tasks import task_source_of
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
@@ -103,7 +105,8 @@ def environment(
     Example: environment(dataset="problems.jsonl", group_size=16, max_tokens=64)
     """
 
-    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > 1:
+    most = 2 if takes_level(dataset) else 1
+    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > most:
         what = f"{dataset.__name__}: write @environment(tasks), with a data set"
         _refuse(ConfigError(what), dataset)
 
@@ -199,7 +202,8 @@ class FunctionEnv(BaseEnv):
         source, self.held_out = await prepare_tasks(
             definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
-        self._cursor = Cursor(source)
+        curriculum = self._atropos.curriculum
+        self._cursor = Cursor(task_source_of(source, curriculum, self.config.epochs))
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []
             self.rollouts.show(await examples(type(self), tasks, self.config))

@@ -25,8 +25,18 @@ class FunctionRuntime(EnvRuntime):
         place: int = item["place"]
         return place
 
+    @classmethod
+    def score_range(cls, env_cls: Any) -> tuple[float, float]:
+        card = env_cls.definition.card
+        return (0.0, 1.0) if card is None else (card.floor, card.best)
+
+    def number_of(self, item: Any) -> int | None:
+        number: int | None = item.get("number")
+        return number
+
     def go_on_from(self, left: LeftWork) -> DataPlace | None:
         cursor = cast(_HasCursor, self.env).cursor
+        self.curriculum.go_on(left.sampler, left.sampler_events, left.numbers)
         if left.place is not None:
             place = left.place
             cursor.seek_later({"place": place.next_place, "open": place.open_places})

@@ -39,7 +39,9 @@ class RolloutBegun(msgspec.Struct, frozen=True, tag="begun"):
     rollout: str
     task: str  # digest of the task: samples of a changed task are not used
     place: int | None = None  # if the environment counts its items
-    item: bytes | None = None  # see ``encode_item``; None: the environment gives it again
+    # See ``encode_item``; None: the environment gives it again. With a place the number of the
+    # task that a sampler chose for it.
+    item: bytes | None = None
 
 
 class SampleFinished(msgspec.Struct, frozen=True, tag="sample"):
@@ -77,6 +79,32 @@ class RolloutEnded(msgspec.Struct, frozen=True, tag="ended"):
     rollout: str
 
 
+class SamplerSaved(msgspec.Struct, frozen=True, tag="sampler"):
+    """Snapshot of a sampler of tasks; earlier events are in it."""
+
+    state: bytes
+    events: int  # number of events up to here
+
+
+class TaskDrawn(msgspec.Struct, frozen=True, tag="drawn"):
+    """A sampler chose a task for a place."""
+
+    place: int
+    number: int
+
+
+class GroupObserved(msgspec.Struct, frozen=True, tag="observed"):
+    """A sampler observed the group of a task; without scores the rollout failed."""
+
+    number: int | None
+    scores: list[float]
+    success: float | None
+    tokens: int
+    version: int
+    rollout: str | None = None
+
+
+SamplerEvent = Union[TaskDrawn, GroupObserved]
 Record = Union[
     RunStarted,
     DataPlace,
@@ -85,6 +113,9 @@ Record = Union[
     GroupsFinished,
     RolloutRepeated,
     RolloutEnded,
+    SamplerSaved,
+    TaskDrawn,
+    GroupObserved,
 ]
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)

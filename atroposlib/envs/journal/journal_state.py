@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from atroposlib.envs.journal.journal_records import (
     DataPlace,
+    GroupObserved,
     GroupsFinished,
     Record,
     RolloutBegun,
@@ -20,6 +21,8 @@ from atroposlib.envs.journal.journal_records import (
     RolloutRepeated,
     RunStarted,
     SampleFinished,
+    SamplerSaved,
+    TaskDrawn,
 )
 
 Kept = TypeVar("Kept")  # a record, or its place in the file
@@ -71,6 +74,7 @@ class JournalState(Generic[Kept]):
     run_id: str | None = None
     places: Places | None = None  # None: the environment does not count its items
     open: dict[str, OpenEntry[Kept]] = field(default_factory=dict)  # oldest first
+    sampler: list[Kept] = field(default_factory=list)  # last snapshot, and events since
 
     def apply(self, record: Record, kept: Kept) -> None:
         """Follow ``record``; ``kept`` stands for it in the open rollouts."""
@@ -81,6 +85,10 @@ class JournalState(Generic[Kept]):
         elif isinstance(record, DataPlace):
             of_rollout = self.places.of_rollout if self.places is not None else {}
             self.places = Places(record.next_place, set(record.open_places), of_rollout)
+        elif isinstance(record, SamplerSaved):
+            self.sampler = [kept]
+        elif isinstance(record, TaskDrawn | GroupObserved):
+            self.sampler.append(kept)
         elif isinstance(record, RolloutEnded):
             self.open.pop(record.rollout, None)
             if self.places is not None:
@@ -123,7 +131,8 @@ class JournalState(Generic[Kept]):
             yield self.places.record()
 
     def kept_records(self) -> Iterator[Kept]:
-        """Everything that is kept of open rollouts, oldest rollout first."""
+        """Everything that is kept of the sampler and of open rollouts, oldest rollout first."""
+        yield from self.sampler
         for entry in self.open.values():
             yield from entry.records
 
@@ -154,4 +163,5 @@ def merge_journals(
             state.places is not None and state.places.next_place > whole.places.next_place
         ):
             whole.places = state.places
+        whole.sampler = whole.sampler or state.sampler
     return whole

@@ -7,7 +7,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.journal.journal_records import DataPlace, SampleFinished
+from atroposlib.envs.journal.journal_records import (
+    DataPlace,
+    SampleFinished,
+    SamplerEvent,
+    SamplerSaved,
+)
 
 
 @dataclass
@@ -74,3 +79,7 @@ class LeftWork:
     groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
     samples: int = 0
     names: frozenset[str] = frozenset()  # of all rollouts
+    sampler: SamplerSaved | None = None  # newest snapshot of the sampler of tasks
+    sampler_events: list[SamplerEvent] = field(default_factory=list)  # since the snapshot
+    # Numbers of sampled tasks, by open place.
+    numbers: dict[int, int] = field(default_factory=dict)

@@ -9,10 +9,13 @@ from hashlib import sha256
 
 from atroposlib.envs.journal.journal_records import (
     DataPlace,
+    GroupObserved,
     GroupsFinished,
     Record,
     RolloutBegun,
     SampleFinished,
+    SamplerSaved,
+    TaskDrawn,
     decode_item,
 )
 from atroposlib.envs.journal.journal_state import JournalState
@@ -44,7 +47,13 @@ class LeftRollouts:
 
         Returns the work that is left, and the names of rollouts whose item is not known.
         """
-        work = LeftWork(names=frozenset(state.open))
+        work = LeftWork(
+            names=frozenset(state.open),
+            sampler=next((r for r in state.sampler if isinstance(r, SamplerSaved)), None),
+            sampler_events=[
+                r for r in state.sampler if isinstance(r, TaskDrawn | GroupObserved)
+            ],
+        )
         without_item = []
         posted: set[int | None] = set()
         self.earlier = work.names
@@ -61,7 +70,9 @@ class LeftRollouts:
                 work.samples += len(samples)
                 key = begun.task if begun.place is None else begun.place
                 self.add(key, LeftRollout(name, begun.task, samples))
-                if begun.place is None and begun.item is not None:
+                if begun.place is not None and begun.item is not None:
+                    work.numbers[begun.place] = decode_item(begun.item)
+                elif begun.item is not None:
                     self._requeued[begun.task] += 1
                     work.items.append((name, decode_item(begun.item)))
         if state.places is not None:

@@ -31,6 +31,8 @@ from atroposlib.envs.journal.journal_records import (
     RolloutRepeated,
     RunStarted,
     SampleFinished,
+    SamplerEvent,
+    SamplerSaved,
     encode_item,
 )
 from atroposlib.envs.journal.journal_state import JournalState, merge_journals
@@ -68,6 +70,8 @@ class SampleJournal:
     # Place of an item in the data; None: the environment does not count its items.
     place_of: Callable[[Any], int | None] = lambda item: None
     account: TokenAccount = field(default_factory=TokenAccount)
+    # Number of the task that a sampler chose for an item with a place.
+    number_of: Callable[[Any], int | None] = lambda item: None
     counts: Counter[str] = field(default_factory=Counter)
     file: JournalFile | None = None
     _open: dict[str, JournalledRollout] = field(default_factory=dict)
@@ -121,6 +125,11 @@ class SampleJournal:
         """Note that the groups of an earlier life were posted or dropped."""
         self._end(rollout)
 
+    def note_sampler(self, record: SamplerSaved | SamplerEvent) -> None:
+        """Record a choice or an observation of the sampler of tasks, or a snapshot of it."""
+        if self.file is not None:
+            self.file.write(record)
+
     def close(self, *, delete: bool) -> None:
         """Close the file; ``delete``: nothing in it will be needed."""
         if self.file is not None:
@@ -169,9 +178,14 @@ class SampleJournal:
         else:
             place = self.place_of(item)
             stored = encode_item(item) if place is None else None
+            number = None if place is None else self.number_of(item)
+            if number is not None:  # a sampler chose the task of the place
+                stored = encode_item(number)
             record = RolloutBegun(name, task, place, stored)
             # An environment that saves its own count of items does not give this one again.
-            rollout.begun_at = self.file.write(record, at_once=stored is not None)
+            rollout.begun_at = self.file.write(
+                record, at_once=place is None and stored is not None
+            )
 
     def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]:
         """Record items that the rollout ``parent`` returned for the backlog, and return them.

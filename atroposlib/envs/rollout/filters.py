@@ -47,6 +47,7 @@ class RejectReason(str, Enum):
     TOO_LONG = "too_long"
     INVALID = "invalid"
     MALFORMED = "malformed"  # not of the form of a group, so that no check applies
+    GATE = "gate"  # the gate of the curriculum did not admit it
     REFUSED = "refused"  # the rollout API answered 4xx
     RUN_ENDED = "run_ended"  # the run it was sampled for was reset
     HOOK_FAILED = "hook_failed"  # a hook of the environment raised before the send

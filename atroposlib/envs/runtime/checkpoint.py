@@ -23,6 +23,7 @@ from atroposlib.envs.rollout.groups import plain
 logger = logging.getLogger(__name__)
 
 _STEP_FILE = re.compile(r"step-(\d+)\.json")
+CURRICULUM = "_curriculum"  # key of the runtime's part, in addition to the environment's
 _PLAIN = (Number, str, list, dict, tuple, set, frozenset)
 
 

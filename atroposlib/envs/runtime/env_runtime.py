@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atroposlib.certificate.seals import TASK
+from atroposlib.envs.curriculum.curriculum import Curriculum
 from atroposlib.envs.journal.journal_opening import pack_groups
 from atroposlib.envs.journal.journal_records import DataPlace
 from atroposlib.envs.journal.journalled_rollout import LeftWork, rollout_here
@@ -99,7 +100,12 @@ class EnvRuntime:
             self.group_file = GroupFile(wanted)
         # Looked up late: an environment may replace its servers.
         self.account = TokenAccount(lambda server: server in self.server.servers)
-        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of, self.account)
+        self.journal = SampleJournal(
+            self.label(), self.is_stale, self.place_of, self.account, self.number_of
+        )
+        self.curriculum = Curriculum(
+            self.config, self.label(), self.journal.note_sampler, self.score_range(type(env))
+        )
         self.pool = WorkerPool(
             self,
             self._deliver,
@@ -144,6 +150,11 @@ class EnvRuntime:
     def more_servers(cls, env_cls: Any) -> dict[str, MoreServers]:
         """By namespace of flags and file: ``{"teacher": ...}`` gives ``--teacher.<field>``."""
         return {}
+
+    @classmethod
+    def score_range(cls, env_cls: Any) -> tuple[float, float]:
+        """Scores of a worthless and of the best answer, where no setting names them."""
+        return 0.0, 1.0
 
     @classmethod
     def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> dict[str | Path, str]:
@@ -221,8 +232,13 @@ class EnvRuntime:
         """Place of an item in the data; None: the environment does not count its items."""
         return None
 
+    def number_of(self, item: Any) -> int | None:
+        """Number of the task that a sampler chose for a counted item."""
+        return None
+
     def go_on_from(self, left: LeftWork) -> DataPlace | None:
         """Continue after the items of earlier lives; the position in the data, if it is counted."""
+        self.curriculum.go_on(left.sampler, left.sampler_events, left.numbers)
         for name, item in left.items:
             self.pool.retries.append(RolloutTask(item, uuid=name))
         return None
@@ -329,6 +345,7 @@ class EnvRuntime:
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
         )
+        kept = [accepted for accepted in kept if not self._is_refused(accepted, item)]
         if self.teacher is not None:
             kept = await self._with_teacher(self.teacher, kept, item)
         for accepted in kept:
@@ -351,6 +368,17 @@ class EnvRuntime:
         except (asyncio.CancelledError, AtroposError) as error:
             self.group_stats.leave_unsent(groups, error, item)
             raise
+
+    def _is_refused(self, accepted: AcceptedGroup, item: Item | None) -> bool:
+        """Whether the gate of the curriculum refuses a group, which is then counted."""
+        refusal = self.curriculum.refusal(accepted.group, item, self._version())
+        if refusal is not None:
+            self.group_stats.drop(RejectReason.GATE, refusal, item, accepted.group)
+        return refusal is not None
+
+    def _version(self) -> int:
+        status = self.joined_run.status
+        return 0 if status is None else status.policy_version
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
@@ -393,6 +421,15 @@ class EnvRuntime:
                 stats.dropped[RejectReason.SHORT.value] += 1
         if outcome.samples_failed is not None:
             stats.sample_failed(outcome.samples_failed, error, self.config.group_size)
+        if outcome.status is not RolloutStatus.CANCELLED:
+            rollout = rollout_here()
+            self.curriculum.observe(
+                outcome.groups,
+                item,
+                version=self._version(),
+                step=self.joined_run.step,
+                rollout=rollout.name if rollout is not None else None,
+            )
         scored = outcome.status is RolloutStatus.SCORED
         self.metrics_logger.rollout_ended(outcome.seconds, scored=scored)
 
@@ -420,6 +457,7 @@ class EnvRuntime:
             if self.group_file is not None:
                 self.group_file.close()
             self.metrics_logger.close()
+            self.curriculum.history.close()
         if self.teacher is not None:
             await self.teacher.close()
         await self.server.close()  # again too: an evaluation after the end opens connections

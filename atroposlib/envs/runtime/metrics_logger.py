@@ -40,6 +40,7 @@ class MetricsLogger:
         self.sinks: list[JsonlSink | TrackerSink | Reports] = []
         if metrics_path:
             self.sinks.append(JsonlSink(Path(metrics_path), env))
+        self.is_closed = False
         self.level = logging.INFO  # level of the lines in the log
         self._env = env
         self._values: dict[str, list[float]] = {}
@@ -166,7 +167,10 @@ class MetricsLogger:
         return any(getattr(sink, "shows_tables", False) for sink in self.sinks)
 
     def close(self) -> None:
-        """Flush and close every sink."""
+        """Flush and close every sink; a second call does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         for sink in self.sinks:
             sink.close()
 

@@ -173,6 +173,10 @@ class Serve:
         await self.runtime.env.setup_wandb()
         if self._run.step > 0:
             self.runtime.env.load_checkpoint()
+        if self.runtime.curriculum.observes:
+            self.runtime.curriculum.history.open(
+                self._run.checkpoint_dir, self.runtime.label()
+            )
         await self.shutdown.or_shutdown(self._go_on_from_journal())
 
     async def _go_on_from_journal(self) -> None:

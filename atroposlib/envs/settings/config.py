@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atroposlib.envs.settings.curriculum_settings import CurriculumSettings
 from atroposlib.envs.settings.teacher import TeacherSettings
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.trackers import TrackerName, known_trackers, tracker_names
@@ -195,6 +196,10 @@ class BaseEnvConfig(BaseModel):
         description="jsonl file to which evaluated samples are appended, with their step",
     )
     seed: int = Field(default=0, description="seed of item order and data splits")
+    curriculum: CurriculumSettings = Field(
+        default=CurriculumSettings(),
+        description="sampler of tasks and gate of groups: a name, or JSON",
+    )
     eval_at_start: bool = Field(
         default=False, description="serve: evaluate before the first rollout"
     )

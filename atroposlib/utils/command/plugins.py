@@ -67,9 +67,20 @@ PUBLISHER = Kind(
 )
 TRACKER = Kind("tracker", "atroposlib.trackers", ("run",))
 REWARD = Kind("reward", "atroposlib.rewards", ("completions",), more=True)
-KINDS = {
-    kind.group: kind for kind in (LOSS, ESTIMATOR, FILTER, SHAPING, PUBLISHER, TRACKER, REWARD)
-}
+SAMPLER = Kind("sampler", "atroposlib.samplers", ("tasks",), more=True)
+GATE = Kind("gate", "atroposlib.gates", (), more=True)
+PLUGIN_KINDS = (
+    LOSS,
+    ESTIMATOR,
+    FILTER,
+    SHAPING,
+    PUBLISHER,
+    TRACKER,
+    REWARD,
+    SAMPLER,
+    GATE,
+)
+KINDS = {kind.group: kind for kind in PLUGIN_KINDS}
 
 
 @dataclass(frozen=True)

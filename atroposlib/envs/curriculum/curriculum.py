@@ -1,0 +1,302 @@
+"""Curriculum of a running environment: draws, observations, counts, and what a restart needs.
+
+    draw(place) -----> TaskDrawn ------.
+    observe(groups) -> GroupObserved --+--> journal, with a snapshot of the sampler now and then
+                                       '--> counts of the metrics, lines of the history
+
+A restart restores the newest snapshot and repeats the events behind it, in their order. The state
+is then that of the dead process after the last event that it had written.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from atroposlib.envs.curriculum.group_counts import GroupCounts
+from atroposlib.envs.curriculum.history import TaskHistory
+from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
+from atroposlib.envs.curriculum.observation import (
+    event_of,
+    group_of_event,
+    observed_group,
+)
+from atroposlib.envs.curriculum.registry import make_gate, make_sampler
+from atroposlib.envs.journal.journal_records import (
+    SamplerEvent,
+    SamplerSaved,
+    TaskDrawn,
+    decode_item,
+    encode_item,
+)
+from atroposlib.envs.rollout.groups import task_digest
+from atroposlib.envs.settings.config import BaseEnvConfig
+from atroposlib.errors import ConfigError, boundary
+
+logger = logging.getLogger(__name__)
+EVENTS_APART = 512  # events between two snapshots in the journal
+REMEMBERED = 1024  # observed rollouts that a restart may bring again
+UNCOUNTED = -1  # place of a draw of a class
+
+
+class Curriculum:
+    """Sampler and gate of an environment; without either it observes nothing.
+
+    Args:
+        label: name of the environment, for errors.
+        record: appends a record to the journal.
+    """
+
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        label: str,
+        record: Callable[[SamplerSaved | SamplerEvent], None] = lambda record: None,
+        score_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self.settings, self.label, self._record = config.curriculum, label, record
+        self._seed = config.seed
+        low, high = self.settings.floor, self.settings.best
+        self._floor = score_range[0] if low is None else low
+        self._best = score_range[1] if high is None else high
+        if self.observes and not self._floor < self._best:
+            raise ConfigError(
+                f"{label}: curriculum.floor {self._floor:g} has to be below best {self._best:g}"
+            )
+        gate = self.settings.gate
+        self.gate: GroupGate | None = None if gate is None else make_gate(gate, env=label)
+        self.sampler: TaskSampler | None = None
+        self.history = TaskHistory()
+        self.open: dict[int, int] = {}  # number of the task of each place that is not observed
+        self._numbers: dict[
+            str, int
+        ] = {}  # numbers of tasks that a class hands out, by digest
+        self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
+        self._events = self._unsaved = 0
+        self.counts = GroupCounts()
+
+    @property
+    def observes(self) -> bool:
+        """Whether groups are observed at all."""
+        return self.settings.observes
+
+    # --- tasks --------------------------------------------------------------------------
+
+    def choose_from(self, tasks: Sequence[Task]) -> None:
+        """Make the sampler of the settings over ``tasks``. Raises ConfigError."""
+        self.sampler = make_sampler(
+            self.settings.sampler, tasks, seed=self._seed, env=self.label
+        )
+
+    def task_at(self, place: int) -> Task | None:
+        """The task of a place: that handed out there and not observed yet, else a new draw."""
+        sampler = self._require_sampler()
+        number = self.open.get(place)
+        if number is not None and number < len(sampler.tasks):
+            return sampler.tasks[number]
+        task = self._draw(sampler, place)
+        if task is not None and task.number is not None:
+            self.open[place] = task.number
+        return task
+
+    def draw_uncounted(self) -> Task | None:
+        """A new draw, for a class, whose journal keeps the items themselves."""
+        return self._draw(self._require_sampler(), UNCOUNTED)
+
+    def _draw(self, sampler: TaskSampler, place: int) -> Task | None:
+        with boundary(self.label, None, "sampler.next", type(sampler).next):
+            task = sampler.draw()
+            if task is None:
+                return None
+            if not isinstance(task, Task) or task.number is None:
+                raise ValueError(f"next returned {type(task).__name__}, no entry of tasks")
+        self._note(TaskDrawn(place, task.number))
+        return task
+
+    def remember(self, task: Task) -> Any:
+        """The content of a drawn task, by which its groups are recognised."""
+        if task.number is not None:
+            self._numbers[task_digest(task.content)] = task.number
+        return task.content
+
+    def _require_sampler(self) -> TaskSampler:
+        if self.sampler is None:
+            raise ConfigError(f"{self.label}: the tasks of the curriculum are not loaded yet")
+        return self.sampler
+
+    def _task_of(self, item: Any) -> Task:
+        number = item.get("number") if isinstance(item, Mapping) else None
+        if number is None and self._numbers:
+            number = self._numbers.get(task_digest(item))
+        if self.sampler is not None and isinstance(number, int):
+            return self.sampler.tasks[number]
+        is_function = isinstance(item, Mapping) and {"task", "place"} <= item.keys()
+        return Task(item["task"] if is_function else item)
+
+    # --- groups -------------------------------------------------------------------------
+
+    def observation_of(self, groups: Sequence[Any], item: Any, version: int) -> ObservedGroup:
+        """The observation of ``groups`` of ``item``."""
+        return observed_group(
+            self._task_of(item), groups, floor=self._floor, best=self._best, version=version
+        )
+
+    def observe(
+        self, groups: Sequence[Any], item: Any, *, version: int, step: int, rollout: str | None
+    ) -> None:
+        """Follow the groups of an ended rollout; without groups it failed.
+
+        ``rollout``: its name in the journal, which is the same in every life, so that a group
+        which a restart brings again is observed once.
+        """
+        if not self.observes:
+            return
+        group = self.observation_of(groups, item, version)
+        if group.scores and rollout is not None:
+            if rollout in self._observed:
+                return
+            self._observed.append(rollout)
+        if group.scores and isinstance(item, Mapping):
+            self.open.pop(item.get("place", -1), None)
+        self.counts.add(group)
+        with boundary(self.label, item, "sampler.observe"):
+            if self.sampler is not None:
+                self.sampler.observe(group)
+        self._note(event_of(group, rollout))
+        self.history.write(group, item, step, self.pool_of(group.task))
+
+    def refusal(self, group: Any, item: Any, version: int) -> str | None:
+        """Why the gate does not send a group; None: the group is sent."""
+        if self.gate is None:
+            return None
+        observed = self.observation_of([group], item, version)
+        with boundary(self.label, item, "gate.admit"):
+            admitted = self.gate.admit(observed)
+        if admitted:
+            return None
+        success = "none" if observed.success is None else f"{observed.success:.2f}"
+        return f"{self.gate.reason} (success {success})"
+
+    def pool_of(self, task: Task) -> str | None:
+        """The pool of a task, of samplers that have pools."""
+        pool = getattr(self.sampler, "pool", None)
+        return None if pool is None or task.number is None else str(pool(task.number))
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers under ``curriculum/``: of the sampler, since the last call, and in all."""
+        if not self.observes:
+            return {}
+        numbers = self.counts.metrics()
+        if self.sampler is not None:
+            numbers |= self.sampler.metrics()
+        return {f"curriculum/{name}": value for name, value in numbers.items()}
+
+    # --- restarts -----------------------------------------------------------------------
+
+    def _note(self, event: SamplerEvent) -> None:
+        self._events += 1
+        self._unsaved += 1
+        self._record(event)
+        if self._unsaved >= EVENTS_APART:
+            self.save_to_journal()
+
+    def save_to_journal(self) -> None:
+        """Append a snapshot, behind which the journal drops earlier events."""
+        if self.observes:
+            self._unsaved = 0
+            self._record(SamplerSaved(self._packed_state(), self._events))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The state for a checkpoint; empty if nothing is observed."""
+        if not self.observes:
+            return {}
+        return {
+            "events": self._events,
+            "state": base64.b64encode(self._packed_state()).decode("ascii"),
+        }
+
+    def _packed_state(self) -> bytes:
+        sampler = self.sampler
+        state = {
+            "sampler": self.settings.sampler.name,
+            "state": None if sampler is None else sampler.state(),
+            "open": self.open,
+            "observed": [*self._observed],
+            "counts": self.counts.totals,
+        }
+        packed = encode_item(state)
+        if packed is None:
+            name = type(sampler).__name__
+            raise ConfigError(
+                f"{self.label}: state() of the sampler {name} holds more than numbers, texts, "
+                "lists and mappings: override state and restore"
+            )
+        return packed
+
+    def restore_checkpoint(self, saved: Mapping[str, Any]) -> None:
+        """Continue from :meth:`checkpoint`; a state that cannot be read is logged."""
+        try:
+            self._restore(base64.b64decode(saved["state"]), int(saved["events"]))
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning(
+                "%s: the curriculum of the checkpoint is left out: %r", self.label, error
+            )
+
+    def go_on(
+        self,
+        saved: SamplerSaved | None,
+        events: Sequence[SamplerEvent],
+        places: Mapping[int, int],
+    ) -> None:
+        """Continue from the journal, unless the checkpoint is further on.
+
+        ``places``: numbers of the tasks of places that are not ended.
+        """
+        if not self.observes:
+            return
+        if (saved.events if saved else 0) + len(events) >= self._events:
+            if saved is not None:
+                self._restore(saved.state, saved.events)
+            if saved is not None or not self._events:
+                for event in events:
+                    self._repeat(event)
+        self.open |= places
+        self.save_to_journal()
+
+    def _restore(self, packed: bytes, events: int) -> None:
+        state = cast(dict[str, Any], decode_item(packed))
+        if state["sampler"] != self.settings.sampler.name:
+            logger.warning(
+                "%s: the sampler was %s and is %s: it begins anew",
+                self.label,
+                state["sampler"],
+                self.settings.sampler.name,
+            )
+            return
+        if self.sampler is not None and state["state"] is not None:
+            self.sampler.restore(state["state"])
+        self.open = dict(state["open"])
+        self._observed = deque(state["observed"], maxlen=REMEMBERED)
+        self.counts.restore(state["counts"])
+        self._events = events
+
+    def _repeat(self, event: SamplerEvent) -> None:
+        self._events += 1
+        if isinstance(event, TaskDrawn):
+            task = self.sampler.draw() if self.sampler is not None else None
+            if task is None or task.number != event.number:
+                logger.warning(
+                    "%s: the sampler draws otherwise than before the restart", self.label
+                )
+            if event.place != UNCOUNTED:
+                self.open[event.place] = event.number
+            return
+        if event.rollout is not None:
+            self._observed.append(event.rollout)
+        group = group_of_event(event, () if self.sampler is None else self.sampler.tasks)
+        self.counts.add(group)
+        if self.sampler is not None:
+            self.sampler.observe(group)

@@ -1,0 +1,95 @@
+"""History of observed groups: a line each, for ``atropos env tasks``.
+
+{"step": 12, "task": "3 + 4", "success": 0.5, "useful": true, "tokens": 96, "version": 12, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from atroposlib.envs.curriculum.interface import ObservedGroup
+from atroposlib.envs.rollout.groups import item_label
+
+logger = logging.getLogger(__name__)
+FOLDER = "env_curriculum"  # a folder in the trainer's
+OLDER = ".1"  # suffix of the file before the current file
+MAX_BYTES = 32 * 2**20  # bound of a file; two files are kept
+
+
+@dataclass(frozen=True)
+class HistoryLine:
+    """A group of a task, as the history has it."""
+
+    step: int
+    task: str
+    success: float | None
+    useful: bool
+    tokens: int
+    version: int = 0
+    pool: str | None = None  # the pool after the group
+
+
+class TaskHistory:
+    """Appends lines to a file of the trainer's folder, bounded in size."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file: IO[str] | None = None
+
+    def open(self, checkpoint_dir: str, label: str) -> None:
+        """Write to the folder of the trainer from now on; without a folder nothing is written."""
+        self.close()
+        if checkpoint_dir:
+            name = re.sub(r"[^\w.]", "_", label)
+            self._path = Path(checkpoint_dir) / FOLDER / f"{name}.jsonl"
+
+    def write(self, group: ObservedGroup, item: Any, step: int, pool: str | None) -> None:
+        """Append a group. A file that cannot be written is given up, with a warning."""
+        if self._path is None:
+            return
+        entry = {
+            "step": step,
+            "task": item_label(item),
+            "success": group.success,
+            "useful": group.is_useful,
+            "tokens": group.tokens,
+            "version": group.version,
+            "pool": pool,
+        }
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a", encoding="utf-8")
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
+            if self._file.tell() > MAX_BYTES:
+                self._file.close()
+                self._file = None
+                os.replace(self._path, f"{self._path}{OLDER}")
+        except OSError as error:
+            logger.warning("the history of tasks %s is not written: %s", self._path, error)
+            self._path = None
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def history_lines(path: Path) -> Iterator[HistoryLine]:
+    """The lines of a history, oldest first; a torn last line is left out."""
+    for file in (Path(f"{path}{OLDER}"), path):
+        if not file.is_file():
+            continue
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield HistoryLine(**json.loads(line))
