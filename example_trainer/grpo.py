@@ -48,6 +48,8 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
+from example_trainer.run.evaluation import Evaluation
+from example_trainer.run.evaluation_places import make_place
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import (
     Clock,
@@ -104,6 +106,13 @@ class Connections:
     waits: WaitReporter
     log: MetricsLog | None
     reporter: Reporter | None
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Log an evaluation that ended in the background, and report it to the API."""
+        if self.log is not None:
+            self.log.evaluated(evaluation)
+        if self.reporter is not None:
+            self.reporter.evaluation(evaluation.step, evaluation.metrics())
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -270,7 +279,8 @@ def _train(
     publisher = stack.enter_context(closing(make_publisher(cfg, servers, announce, waits)))
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
-    evaluator = Evaluator(cfg, world, waits)
+    place, logged = make_place(cfg, publisher), peers.evaluated
+    evaluator = stack.enter_context(closing(Evaluator(cfg, world, waits, place, logged)))
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
@@ -285,7 +295,7 @@ def _train(
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state, cfg.algorithms)) if client else None
-    evaluation = evaluator.at_start(state, publisher.fleet.urls)
+    evaluation = evaluator.at_start(state, publisher.fleet.urls, policy)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
@@ -324,8 +334,9 @@ def _train(
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")
         with clock.measure("evaluate"):
-            record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
-        evaluation = {}
+            urls = publisher.fleet.urls
+            record |= evaluation | evaluator.maybe(state, epoch_ended, urls, policy)
+            evaluation = {}
         if peers.log is not None:
             record |= publisher.fleet.counts() | recovery.take_figures()
             _log_step(peers.log, reporter, state, record, clock)
@@ -335,6 +346,7 @@ def _train(
                 recovery.save(client, policy, optimizer, state, critic)
 
     _save_last(exporter, recovery, models, state, peers)
+    evaluator.finish()
     return state
 
 

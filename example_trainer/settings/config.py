@@ -27,7 +27,7 @@ from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.run import RunSettings, WatchSettings
+from example_trainer.settings.run import EvaluationSettings, RunSettings, WatchSettings
 from example_trainer.settings.weights import ServingSettings
 
 __all__ = ["TrainingConfig", "parse_layers"]
@@ -47,6 +47,7 @@ CHECKPOINT_IDENTITY = (
 class TrainingConfig(
     ServingSettings,
     WatchSettings,
+    EvaluationSettings,
     RunSettings,
     MixtureSettings,
     ObjectiveSettings,
@@ -89,6 +90,18 @@ class TrainingConfig(
             ("weight_publisher", "lora"),
             self.publisher == "lora" and not self.trains_adapter,
             "weight_publisher lora publishes an adapter, but lora is false",
+        )
+        yield (
+            ("eval_where", "inference_urls"),
+            self.eval_where == "held" and not self.follows_directory,
+            "eval_where held needs inference_urls directory:// (a run of `atropos run` has it):"
+            " environments that follow the directory send no rollouts to held servers",
+        )
+        yield (
+            ("eval_where", "eval_environments", "eval_command"),
+            self.eval_where != "shared" and not self.evaluates,
+            f"eval_where {self.eval_where} has nothing to evaluate: name eval_environments or"
+            " eval_command",
         )
         yield from objective_checks(self)
         yield (

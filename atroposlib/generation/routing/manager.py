@@ -88,6 +88,7 @@ class ServerManager(RoutedCalls):
         self._server_class = server_class
         self._version: int | None = None
         self._weight = 1.0
+        self._resting: dict[str, APIServer] = {}  # held servers, whose calls still run
         listed = [] if testing else _server_list(configs, slurm)
         #: Settings of the servers that :meth:`follow` takes; None: the servers come from
         #: ``configs``.
@@ -106,26 +107,36 @@ class ServerManager(RoutedCalls):
         """Take part with servers that joined the directory; leave out servers that left it.
 
         Returns the new servers. Calls that run on a server that left fail over to a different
-        server.
+        server. Calls that run on a held server end there; further calls go elsewhere.
         """
         if self.template is None:
             return []
         known = [server._parts.root_url for server in self.servers]
         joined = directory.urls_to_add(known)
         new = [
-            self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+            self._resting.pop(url, None)
+            or self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
             for url in joined
         ]
         for server in new:
             server.announced_version = self._version
             await server.update_weight(self._weight)
         left = directory.urls_to_remove([*known, *joined])
-        gone = [server for server in self.servers if server._parts.root_url in left]
+        held = [url for url in known if url in directory.held]
+        out = {*left, *held}
+        gone = [server for server in self.servers if server._parts.root_url in out]
         self.servers[:] = [known for known in self.servers if known not in gone] + new
         for server in gone:
+            if server._parts.root_url in held:
+                self._resting[server._parts.root_url] = server
+                continue
             server._parts.health.mark_suspect()
             await server.close()  # ends requests that would wait for a node that is gone
-        for what, urls in (("takes part", joined), ("has left the directory", left)):
+        for what, urls in (
+            ("takes part", joined),
+            ("has left the directory", left),
+            ("is held for an evaluation", held),
+        ):
             for url in urls:
                 logger.info("inference server %s %s", url, what)
         return new
@@ -240,7 +251,7 @@ class ServerManager(RoutedCalls):
 
     async def close(self) -> None:
         """Close every connection; call once, at the end."""
-        for server in self.servers:
+        for server in [*self.servers, *self._resting.values()]:
             await server.close()
 
     # --- routing ----------------------------------------------------------------------

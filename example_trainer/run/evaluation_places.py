@@ -1,0 +1,169 @@
+"""Servers of an evaluation that runs while training goes on: where its version is kept.
+
+    held    a share of the fleet: publishes pass these servers over until the evaluation is over
+    dir     a server outside of the fleet, which loads an export of the weights
+
+    take -> export -> load, check -> the programs run -> check -> give_back
+
+``take`` and ``export`` are steps of the trainer's loop; the rest is of the evaluation's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from atroposlib.errors import ConfigError, InferenceError
+from example_trainer.model.model_dir import TrainerState, save_model
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.weights.agreement import Agreement, Tokens
+from example_trainer.weights.engines import InferenceServer, connect_engine
+from example_trainer.weights.mismatch import Mismatch, mismatch_of
+from example_trainer.weights.publisher import Publisher
+from example_trainer.weights.verify import PROBE_TEXTS
+
+logger = logging.getLogger(__name__)
+EXPORT = "model"  # below the directory of the evaluation
+PROBES = 2  # texts whose logprobs prove that a server holds the export
+
+
+class Place(ABC):
+    """Servers for one evaluation at a time."""
+
+    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
+        self._cfg, self._publisher = cfg, publisher
+
+    @abstractmethod
+    def take(self, state: TrainerState) -> list[str]:
+        """Addresses of the servers from now on; none if no server can be spared now. Rank 0."""
+
+    @abstractmethod
+    def version(self, state: TrainerState) -> int:
+        """The version that is evaluated."""
+
+    def export(self, policy: Policy, state: TrainerState, out: Path) -> None:
+        """Write what the servers need; raises CheckpointError. Collective."""
+
+    def load(self, urls: Sequence[str], version: int, out: Path) -> None:
+        """Bring the version to the servers; raises InferenceError."""
+
+    @abstractmethod
+    def give_back(self, urls: Sequence[str], out: Path) -> None:
+        """Leave the servers and what was written for them. Never raises."""
+
+    def engine_name(self, url: str) -> str:
+        """Name of the protocol of a server."""
+        with closing(self._connect(url)) as engine:
+            return engine.name
+
+    def check(self, urls: Sequence[str], version: int) -> None:
+        """Raise InferenceError unless every server names this version."""
+        for url in urls:
+            with closing(self._connect(url)) as engine:
+                named = engine.version()
+            if named != str(version):
+                raise InferenceError(
+                    f"{url} holds version {named!r} and not {version}: it restarted, or the"
+                    " trainer needed it"
+                )
+
+    def _connect(self, url: str) -> InferenceServer:
+        """A connection for the evaluation alone: its waits are none of the trainer."""
+        return connect_engine(
+            url,
+            self._cfg.inference_engine,
+            timeout_s=min(self._cfg.publish_timeout_s, self._cfg.eval_timeout_s),
+            wait_s=0.0,
+            on_wait=lambda what: None,
+            token=self._cfg.server_token,
+        )
+
+
+class HeldServers(Place):
+    """A share of the fleet keeps the version that it holds."""
+
+    def take(self, state: TrainerState) -> list[str]:
+        urls = self._publisher.fleet.hold(self._cfg.eval_share, state.version)
+        if not urls:
+            logger.warning("evaluation put off: eval_where held needs two servers that answer")
+        return urls
+
+    def version(self, state: TrainerState) -> int:
+        return state.version
+
+    def give_back(self, urls: Sequence[str], out: Path) -> None:
+        self._publisher.fleet.release(urls)
+
+
+class OwnServer(Place):
+    """A server of the evaluation loads the weights of the step from a directory.
+
+    Its logprobs of a text are compared with the trainer's, as those of the fleet are.
+    """
+
+    _probes: Sequence[tuple[list[int], Sequence[float]]] = ()  # tokens, the trainer's logprobs
+
+    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
+        super().__init__(cfg, publisher)
+        if cfg.eval_url is None:
+            raise ConfigError(
+                "eval_where dir needs a server: start one and set eval_url, or start the run by"
+                " `atropos run`"
+            )
+        self._url = cfg.eval_url.rstrip("/").removesuffix("/v1")
+
+    def take(self, state: TrainerState) -> list[str]:
+        return [self._url]
+
+    def version(self, state: TrainerState) -> int:
+        return state.step  # the weights of the step, published or not
+
+    def export(self, policy: Policy, state: TrainerState, out: Path) -> None:
+        untie = self._publisher.needs_untying(policy)
+        save_model(policy, out / EXPORT, state, untie_head=untie, durable=False)
+        texts: list[list[int]] = [
+            policy.tokenizer(text)["input_ids"] for text in PROBE_TEXTS[:PROBES]
+        ]
+        self._probes = list(zip(texts, policy.logprobs_of(texts)))
+
+    def load(self, urls: Sequence[str], version: int, out: Path) -> None:
+        for url in urls:
+            with closing(self._connect(url)) as engine:
+                engine.pause()
+                engine.load(str((out / EXPORT).resolve()), version)
+                engine.resume()
+                self._compare(engine)
+
+    def _compare(self, engine: InferenceServer) -> None:
+        agreement = Agreement.of(self._cfg.compute_dtype, self._cfg.max_logprob_mismatch)
+        found = Mismatch()
+        for tokens, ours in self._probes:
+            found += mismatch_of(ours, engine.score(tokens), agreement.tolerance)
+        if not agreement.judge(found, Tokens.GIVEN, source=engine.url):
+            raise InferenceError(
+                f"{engine.url} and the trainer disagree on the weights that it loaded: {found};"
+                f" at most {agreement.text(Tokens.GIVEN)}. Start it with the trainer's model"
+            )
+
+    def give_back(self, urls: Sequence[str], out: Path) -> None:
+        shutil.rmtree(out / EXPORT, ignore_errors=True)
+
+
+def make_place(cfg: TrainingConfig, publisher: Publisher) -> Place | None:
+    """The place of the settings; None: the trainer waits for its evaluations.
+
+    Raises ConfigError: there is no server for them.
+    """
+    kind = PLACES.get(cfg.eval_where)
+    return kind(cfg, publisher) if kind is not None and cfg.evaluates else None
+
+
+PLACES: dict[str, Callable[[TrainingConfig, Publisher], Place]] = {
+    "held": HeldServers,
+    "dir": OwnServer,
+}
