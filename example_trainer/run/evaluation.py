@@ -167,7 +167,9 @@ def read_document(path: Path, is_environment: bool = False) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON object")
     results = document.get("results")
     together = results.get("all") if isinstance(results, dict) else None
-    return {**document, "results": {"all": together}} if is_environment and together else document
+    return (
+        {**document, "results": {"all": together}} if is_environment and together else document
+    )
 
 
 def numbers_of(document: Mapping[str, Any]) -> dict[str, float]:

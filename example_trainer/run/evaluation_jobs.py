@@ -94,7 +94,8 @@ def jobs_of(
         own, flags = without_config(flags)
         settings = read_yaml(own).values if own else {}
         write_whole(
-            folder / SETTINGS, json.dumps(with_servers(settings, servers, urls), indent=2) + "\n"
+            folder / SETTINGS,
+            json.dumps(with_servers(settings, servers, urls), indent=2) + "\n",
         )
         start = (sys.executable, "-m", "atroposlib.cli.atropos", "eval", script)
         kept = ("--env.data_dir_to_save_evals", str(folder))

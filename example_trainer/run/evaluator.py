@@ -215,9 +215,7 @@ class Evaluator:
             if earlier.step > state.step:
                 shutil.rmtree(out, ignore_errors=True)  # the step is repeated
                 continue
-            self._log(
-                earlier.lost() if earlier.outcome is Outcome.RUNNING else earlier, out
-            )
+            self._log(earlier.lost() if earlier.outcome is Outcome.RUNNING else earlier, out)
 
     def _wait_for_last(self) -> None:
         while self._running is not None:

@@ -1,6 +1,6 @@
 """The held-out checks of a run, as its pages read them: a copy of a whole evaluation's results.
 
-    save_path/eval/step_40/ENV/metrics.json --first environment--> log_dir/heldout/step-40/
+save_path/eval/step_40/ENV/metrics.json --first environment--> log_dir/heldout/step-40/
 """
 
 from __future__ import annotations

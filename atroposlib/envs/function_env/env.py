@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.attributes import RuntimeSlot
@@ -26,6 +27,7 @@ from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
     TOOL_PARSER,
+    EvalSample,
     RolloutRunner,
     draw_all,
     errors_of_means,
@@ -34,6 +36,7 @@ from atroposlib.envs.function_env.rollouts import (
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
+from atroposlib.envs.runtime.evaluation import PartialResults
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
@@ -275,14 +278,7 @@ class FunctionEnv(BaseEnv):
                 raise ConfigError(advice)
             logger.warning("%s", advice)  # the training run continues
             return
-        samples = await draw_all(
-            self.held_out,
-            config.eval_samples,
-            self.rollouts.evaluate,
-            at_once=config.max_eval_workers,
-            tries=config.max_item_retries + 1,
-            code=self.definition.function,
-        )
+        samples = await self._draw_held_out()
         await self.evaluate_log(
             evaluation_metrics(samples, config.eval_samples),
             start_time=started,
@@ -294,3 +290,34 @@ class FunctionEnv(BaseEnv):
             samples=[sample.line() for sample in samples],
             stderr=errors_of_means(samples, config.eval_samples),
         )
+
+    async def _draw_held_out(self) -> list[EvalSample]:
+        """Samples of the held-out tasks; the results so far are in files meanwhile."""
+        config, folder = self.config, self.config.data_dir_to_save_evals
+        if self._atropos.serving is not None:  # nobody ends an evaluation of ``serve`` early
+            folder = None
+        of_samples = len(self.held_out) * config.eval_samples
+        partial = PartialResults(None if folder is None else Path(folder), of_samples)
+        finished: list[EvalSample] = []
+
+        def keep(sample: EvalSample) -> None:
+            finished.append(sample)
+            if sample.error is None:
+                partial.offer(
+                    lambda: (
+                        evaluation_metrics(finished, config.eval_samples),
+                        errors_of_means(finished, config.eval_samples),
+                    )
+                )
+
+        samples = await draw_all(
+            self.held_out,
+            config.eval_samples,
+            self.rollouts.evaluate,
+            at_once=config.max_eval_workers,
+            tries=config.max_item_retries + 1,
+            code=self.definition.function,
+            finished=keep,
+        )
+        partial.remove()
+        return samples

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts.jsonl"
+PARTIAL = "partial"  # folder of the results so far, below that of the results
+PARTIAL_EVERY_S = 2.0
 ROW = "row"  # key of a sample: tokens, masks, ... of its conversation; in transcripts only
 ROW_FIELDS = ("tokens", "masks", "inference_logprobs", "versions")
 NO_REWARD = frozenset({"answer", "expected", "id", "item", "reward", "score", "seed", "step"})
@@ -163,6 +166,49 @@ def report_results(
         _write_lines(directory / "samples.jsonl", map(_without_row, samples))
         if any("messages" in sample or "prompt" in sample for sample in samples):
             _write_lines(directory / TRANSCRIPTS, transcripts(samples, task))
+
+
+@dataclass
+class PartialResults:
+    """Results of the samples that are finished, in a folder of their own until all are.
+
+    Whoever ends an evaluation early finds there what it had measured. A folder is written every
+    ``every_s`` seconds at most.
+    """
+
+    directory: Path | None  # of the whole results; None: nothing is written
+    of_samples: int  # samples of the whole evaluation
+    every_s: float = PARTIAL_EVERY_S
+    _written_at: float = float("-inf")
+
+    def offer(
+        self,
+        measure: Callable[[], tuple[Mapping[str, Any], Mapping[str, float]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Write the metrics and standard errors of ``measure``, which is called if it is time."""
+        if self.directory is None or clock() - self._written_at < self.every_s:
+            return
+        metrics, errors = measure()
+        report_results(
+            self.directory / PARTIAL,
+            metrics,
+            task=PARTIAL,
+            model_name=None,
+            start_time=None,
+            end_time=None,
+            generation_parameters={},
+            samples=None,
+            measured_at={"partial_of": self.of_samples},
+            verbose=False,
+            stderr=errors,
+        )
+        self._written_at = clock()
+
+    def remove(self) -> None:
+        """Remove them: the whole results are there."""
+        if self.directory is not None:
+            shutil.rmtree(self.directory / PARTIAL, ignore_errors=True)
 
 
 def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
