@@ -75,6 +75,11 @@ def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:
     """
     _, cfg = trainer_settings(plan)
     yield from _settings_problems(plan)
+    if roles.needs_evaluation_server(plan):
+        yield (
+            "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a"
+            " server that you start; or choose held"
+        )
     if plugins_here and find_spec("torch") is not None:
         try:
             _require_plugins(plan, named_plugins(cfg))
@@ -107,6 +112,11 @@ def problems_of(plan: Plan) -> Iterator[str]:
 def _settings_problems(plan: Plan) -> Iterator[str]:
     """Problems that the settings show on any machine."""
     _, cfg = trainer_settings(plan)
+    if cfg.eval_where == "held" and plan.inference.count < 2:
+        yield (
+            "evaluation.where=held needs inference.count of 2 or more: one keeps its version, the"
+            " others go on; or choose dir"
+        )
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _algorithm_problems(plan, cfg.algorithms)

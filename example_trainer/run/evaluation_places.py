@@ -87,6 +87,14 @@ class Place(ABC):
 class HeldServers(Place):
     """A share of the fleet keeps the version that it holds."""
 
+    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
+        super().__init__(cfg, publisher)
+        if not cfg.follows_directory:
+            raise ConfigError(
+                "eval_where held needs inference_urls directory:// (a run of `atropos run` has"
+                " it): environments that follow the directory send no rollouts to held servers"
+            )
+
     def take(self, state: TrainerState) -> list[str]:
         urls = self._publisher.fleet.hold(self._cfg.eval_share, state.version)
         if not urls:

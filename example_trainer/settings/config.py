@@ -92,12 +92,6 @@ class TrainingConfig(
             "weight_publisher lora publishes an adapter, but lora is false",
         )
         yield (
-            ("eval_where", "inference_urls"),
-            self.eval_where == "held" and not self.follows_directory,
-            "eval_where held needs inference_urls directory:// (a run of `atropos run` has it):"
-            " environments that follow the directory send no rollouts to held servers",
-        )
-        yield (
             ("eval_where", "eval_environments", "eval_command"),
             self.eval_where != "shared" and not self.evaluates,
             f"eval_where {self.eval_where} has nothing to evaluate: name eval_environments or"
