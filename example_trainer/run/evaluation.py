@@ -23,6 +23,7 @@ from typing import Any
 
 RESULTS = "metrics.json"
 PARTIAL_RESULTS = Path("partial") / RESULTS  # written by an environment while it evaluates
+SAMPLES = "samples.jsonl"  # a line for each answer
 RECORD = "evaluation.json"  # what became of the evaluation, in its directory
 
 
@@ -103,14 +104,20 @@ class Evaluation:
             return {}
         return {**numbers, "eval/version": self.version, "eval/seconds": self.seconds}
 
+    @property
+    def why(self) -> str:
+        """The problems of the evaluation and its parts."""
+        named = [(part.name, part.problem) for part in self.parts]
+        problems = [f"{name}: {text}" if name else text for name, text in named if text]
+        return "; ".join(([self.problem] if self.problem else []) + problems)
+
     def line(self) -> str:
         """A line for the log."""
-        problems = [self.problem, *(part.problem for part in self.parts)]
-        why = "; ".join(problem for problem in problems if problem)
         shown = ", ".join(f"{name} {n:.4g}" for name, n in self.metrics().items())
+        end = "; ".join(filter(None, (shown, self.why)))
         return (
             f"evaluation of step {self.step}, version {self.version}: {self.outcome.value} after"
-            f" {self.seconds:.1f} s{': ' if shown or why else ''}{shown or why}"
+            f" {self.seconds:.1f} s: {end}"
         )
 
     def to_json(self) -> str:
@@ -138,6 +145,9 @@ def read_result(name: str, path: Path) -> Measured:
         return Measured(name, Outcome.FAILED, problem=str(error))
     if not (numbers := numbers_of(document)):
         return Measured(name, Outcome.FAILED, problem=f"{path} holds no number")
+    samples = path.with_name(SAMPLES)
+    if name and "items" not in numbers and samples.is_file():
+        numbers["items"] = float(samples.read_bytes().count(b"\n"))
     return Measured(name, Outcome.DONE, numbers, errors_of(document))
 
 

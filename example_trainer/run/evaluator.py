@@ -162,7 +162,7 @@ class Evaluator:
     def _count(self, evaluation: Evaluation) -> None:
         if evaluation.has_failed:
             self.failures += 1
-            logger.warning(f"EVALUATION FAILED at step {evaluation.step}: {evaluation.line()}")
+            logger.warning(f"EVALUATION FAILED at step {evaluation.step}: {evaluation.why}")
         else:
             logger.info(evaluation.line())
 

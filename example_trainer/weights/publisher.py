@@ -148,7 +148,8 @@ class Publisher:
             why = RESTARTED
         if why == SILENT:
             self.fleet.behind.discard(engine.url)
-        if why is not None:
+        is_released = why == RESTARTED and engine.url in self.fleet.absent
+        if why is not None and not is_released:
             self.fleet.leave_out([(engine.url, ServerGone(why))])
         return why
 
