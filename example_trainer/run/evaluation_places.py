@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 
 from atroposlib.errors import ConfigError, InferenceError
 from example_trainer.model.model_dir import TrainerState, save_model
@@ -28,7 +28,7 @@ from example_trainer.weights.publisher import Publisher
 from example_trainer.weights.verify import PROBE_TEXTS
 
 logger = logging.getLogger(__name__)
-EXPORT = "model"  # below the directory of the evaluation
+EXPORT = "evaluation"  # beginning of the name of an export, below the published versions
 PROBES = 2  # texts whose logprobs prove that a server holds the export
 
 
@@ -46,14 +46,14 @@ class Place(ABC):
     def version(self, state: TrainerState) -> int:
         """The version that is evaluated."""
 
-    def export(self, policy: Policy, state: TrainerState, out: Path) -> None:
+    def export(self, policy: Policy, state: TrainerState) -> None:
         """Write what the servers need; raises CheckpointError. Collective."""
 
-    def load(self, urls: Sequence[str], version: int, out: Path) -> None:
+    def load(self, urls: Sequence[str], version: int) -> None:
         """Bring the version to the servers; raises InferenceError."""
 
     @abstractmethod
-    def give_back(self, urls: Sequence[str], out: Path) -> None:
+    def give_back(self, urls: Sequence[str]) -> None:
         """Leave the servers and what was written for them. Never raises."""
 
     def engine_name(self, url: str) -> str:
@@ -104,7 +104,7 @@ class HeldServers(Place):
     def version(self, state: TrainerState) -> int:
         return state.version
 
-    def give_back(self, urls: Sequence[str], out: Path) -> None:
+    def give_back(self, urls: Sequence[str]) -> None:
         self._publisher.fleet.release(urls)
 
 
@@ -124,26 +124,34 @@ class OwnServer(Place):
                 " `atropos run`"
             )
         self._url = cfg.eval_url.rstrip("/").removesuffix("/v1")
+        self._directory = cfg.published.resolve() / EXPORT
 
     def take(self, state: TrainerState) -> list[str]:
+        for left in self._directory.parent.glob(
+            f"*{EXPORT}_*"
+        ):  # by a trainer that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        # A name that was never used: the server may still map the files of the one before.
+        name = f"{EXPORT}_{secrets.token_hex(3)}_{state.step}"
+        self._directory = self._directory.with_name(name)
         return [self._url]
 
     def version(self, state: TrainerState) -> int:
         return state.step  # the weights of the step, published or not
 
-    def export(self, policy: Policy, state: TrainerState, out: Path) -> None:
+    def export(self, policy: Policy, state: TrainerState) -> None:
         untie = self._publisher.needs_untying(policy)
-        save_model(policy, out / EXPORT, state, untie_head=untie, durable=False)
+        save_model(policy, self._directory, state, untie_head=untie, durable=False)
         texts: list[list[int]] = [
             policy.tokenizer(text)["input_ids"] for text in PROBE_TEXTS[:PROBES]
         ]
         self._probes = list(zip(texts, policy.logprobs_of(texts)))
 
-    def load(self, urls: Sequence[str], version: int, out: Path) -> None:
+    def load(self, urls: Sequence[str], version: int) -> None:
         for url in urls:
             with closing(self._connect(url)) as engine:
                 engine.pause()
-                engine.load(str((out / EXPORT).resolve()), version)
+                engine.load(str(self._directory), version)
                 engine.resume()
                 self._compare(engine)
 
@@ -158,8 +166,8 @@ class OwnServer(Place):
                 f" at most {agreement.text(Tokens.GIVEN)}. Start it with the trainer's model"
             )
 
-    def give_back(self, urls: Sequence[str], out: Path) -> None:
-        shutil.rmtree(out / EXPORT, ignore_errors=True)
+    def give_back(self, urls: Sequence[str]) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def make_place(cfg: TrainingConfig, publisher: Publisher) -> Place | None:

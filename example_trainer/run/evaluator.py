@@ -128,7 +128,7 @@ class Evaluator:
             problem = None
             try:
                 if policy is not None:
-                    place.export(policy, state, self._folder(state.step))
+                    place.export(policy, state)
             except AtroposError as error:  # a full disk, for example; alike on every rank
                 problem = str(error)
             if self._running is not None:
@@ -208,14 +208,16 @@ class Evaluator:
 
     def _note_earlier(self, state: TrainerState) -> None:
         """Note evaluations of an earlier life: lost, or ended and not logged yet."""
-        for out in sorted(self._folder(0).parent.glob("step_*")):
-            earlier = read_record(out / RECORD)
+        for file in self._folder(0).parent.glob(f"step_*/{RECORD}"):
+            earlier = read_record(file)
             if earlier is None or earlier.is_logged:
                 continue
             if earlier.step > state.step:
-                shutil.rmtree(out, ignore_errors=True)  # the step is repeated
+                shutil.rmtree(file.parent, ignore_errors=True)  # the step is repeated
                 continue
-            self._log(earlier.lost() if earlier.outcome is Outcome.RUNNING else earlier, out)
+            if earlier.outcome is Outcome.RUNNING:
+                earlier = earlier.lost()
+            self._log(earlier, file.parent)
 
     def _wait_for_last(self) -> None:
         while self._running is not None:
@@ -258,7 +260,7 @@ class BackgroundEvaluation:
             with surviving(self._fail):
                 self._evaluate()
         finally:
-            self.place.give_back(self.evaluation.servers, self.out)
+            self.place.give_back(self.evaluation.servers)
             with surviving(lambda error: logger.warning(f"{self.out / RECORD}: {error}")):
                 write_record(self.evaluation, self.out)
 
@@ -272,7 +274,7 @@ class BackgroundEvaluation:
             self.evaluation.version,
             self.cfg.eval_timeout_s,
         )
-        self.place.load(urls, version, self.out)
+        self.place.load(urls, version)
         self.place.check(urls, version)
         engine = self.place.engine_name(urls[0])
         jobs = jobs_of(self.cfg, self.state, version, urls, self.out, engine)

@@ -49,7 +49,8 @@ def test_the_version_stays_until_the_evaluation_ends_while_the_fleet_goes_on(run
         assert record is not None and record.is_logged and record.seconds > 0
         run.publish(6)
         assert [server.engine.weight_version for server in run.servers[:2]] == [6, 6]
-        assert not (out / "model").exists() and not run.publisher.fleet.held
+        assert not list(run.cfg.published.glob("evaluation_*"))
+        assert not run.publisher.fleet.held
 
 
 def test_the_server_of_dir_has_the_exported_weights(run_with):
