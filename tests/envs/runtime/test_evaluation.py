@@ -9,6 +9,7 @@ import pytest
 
 from atroposlib.cli import eval_diff
 from atroposlib.envs.runtime.evaluation import (
+    PartialResults,
     append_samples,
     default_errors,
     eval_metrics,
@@ -160,3 +161,26 @@ def test_no_sample_of_an_evaluation_is_lost_to_one_value(tmp_path, sample):
         (json_lines if name.endswith("l") else json.loads)((tmp_path / name).read_text())
     assert "NaN" not in (tmp_path / "samples.jsonl").read_text()
     assert eval_diff.main([str(tmp_path), str(tmp_path), "--metric", "score"]) == 0
+
+
+def test_partial_results_lie_in_a_folder_of_their_own_until_the_whole_is_there(tmp_path):
+    measured, now = [], [0.0]
+    partial = PartialResults(tmp_path, of_samples=4, every_s=2.0)
+
+    def measure():
+        measured.append(now[0])
+        return {"exact": 0.5, "items": len(measured)}, {"exact": 0.1}
+
+    for now[0] in (0.0, 1.0, 1.9, 2.0):
+        partial.offer(measure, clock=lambda: now[0])
+    assert measured == [0.0, 2.0]
+    written = json.loads((tmp_path / "partial" / "metrics.json").read_text())
+    assert written["config_general"]["partial_of"] == 4
+    assert written["results"]["all"] == {"exact": 0.5, "items": 2}
+    assert written["standard_errors"] == {"exact": 0.1}
+    partial.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_folder_there_are_no_partial_results():
+    PartialResults(None, of_samples=4).offer(lambda: 1 / 0)
