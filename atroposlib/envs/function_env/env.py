@@ -36,7 +36,7 @@ from atroposlib.envs.function_env.rollouts import (
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
-from atroposlib.envs.runtime.evaluation import PartialResults
+from atroposlib.envs.runtime.evaluation import partial_results
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
@@ -296,28 +296,25 @@ class FunctionEnv(BaseEnv):
         config, folder = self.config, self.config.data_dir_to_save_evals
         if self._atropos.serving is not None:  # nobody ends an evaluation of ``serve`` early
             folder = None
-        of_samples = len(self.held_out) * config.eval_samples
-        partial = PartialResults(None if folder is None else Path(folder), of_samples)
         finished: list[EvalSample] = []
+        measured = 0  # of them, at the last look
 
-        def keep(sample: EvalSample) -> None:
-            finished.append(sample)
-            if sample.error is None:
-                partial.offer(
-                    lambda: (
-                        evaluation_metrics(finished, config.eval_samples),
-                        errors_of_means(finished, config.eval_samples),
-                    )
-                )
+        def measure() -> tuple[dict[str, float], dict[str, float]] | None:
+            nonlocal measured
+            if len(finished) == measured or all(sample.error for sample in finished):
+                return None
+            measured, times = len(finished), config.eval_samples
+            return evaluation_metrics(finished, times), errors_of_means(finished, times)
 
-        samples = await draw_all(
-            self.held_out,
-            config.eval_samples,
-            self.rollouts.evaluate,
-            at_once=config.max_eval_workers,
-            tries=config.max_item_retries + 1,
-            code=self.definition.function,
-            finished=keep,
-        )
-        partial.remove()
-        return samples
+        of_samples = len(self.held_out) * config.eval_samples
+        directory = None if folder is None else Path(folder)
+        async with partial_results(directory, of_samples, measure):
+            return await draw_all(
+                self.held_out,
+                config.eval_samples,
+                self.rollouts.evaluate,
+                at_once=config.max_eval_workers,
+                tries=config.max_item_retries + 1,
+                code=self.definition.function,
+                finished=finished.append,
+            )

@@ -12,7 +12,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,47 +169,50 @@ def report_results(
             _write_lines(directory / TRANSCRIPTS, transcripts(samples, task))
 
 
-@dataclass
-class PartialResults:
-    """Results of the samples that are finished, in a folder of their own until all are.
+@asynccontextmanager
+async def partial_results(
+    directory: Path | None,
+    of_samples: int,
+    measure: Callable[[], tuple[Mapping[str, Any], Mapping[str, float]] | None],
+    every_s: float = PARTIAL_EVERY_S,
+) -> AsyncIterator[None]:
+    """Keep the results so far in ``directory/partial`` while an evaluation runs.
 
-    Whoever ends an evaluation early finds there what it had measured. A folder is written every
-    ``every_s`` seconds at most.
+    Whoever ends the evaluation early finds there what it had measured. Nothing is left after its
+    own end.
+
+    Args:
+        directory: of the whole results; None: nothing is written.
+        of_samples: samples of the whole evaluation.
+        measure: metrics and standard errors so far; None: nothing new.
     """
 
-    directory: Path | None  # of the whole results; None: nothing is written
-    of_samples: int  # samples of the whole evaluation
-    every_s: float = PARTIAL_EVERY_S
-    _written_at: float = float("-inf")
+    async def write() -> None:
+        while directory is not None:
+            await asyncio.sleep(every_s)
+            if (results := measure()) is not None:
+                report_results(
+                    directory / PARTIAL,
+                    results[0],
+                    task=PARTIAL,
+                    model_name=None,
+                    start_time=None,
+                    end_time=None,
+                    generation_parameters={},
+                    samples=None,
+                    measured_at={"partial_of": of_samples},
+                    verbose=False,
+                    stderr=results[1],
+                )
 
-    def offer(
-        self,
-        measure: Callable[[], tuple[Mapping[str, Any], Mapping[str, float]]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Write the metrics and standard errors of ``measure``, which is called if it is time."""
-        if self.directory is None or clock() - self._written_at < self.every_s:
-            return
-        metrics, errors = measure()
-        report_results(
-            self.directory / PARTIAL,
-            metrics,
-            task=PARTIAL,
-            model_name=None,
-            start_time=None,
-            end_time=None,
-            generation_parameters={},
-            samples=None,
-            measured_at={"partial_of": self.of_samples},
-            verbose=False,
-            stderr=errors,
-        )
-        self._written_at = clock()
-
-    def remove(self) -> None:
-        """Remove them: the whole results are there."""
-        if self.directory is not None:
-            shutil.rmtree(self.directory / PARTIAL, ignore_errors=True)
+    writing = asyncio.create_task(write(), name="partial results")
+    try:
+        yield
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    if directory is not None:
+        shutil.rmtree(directory / PARTIAL, ignore_errors=True)
 
 
 def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
