@@ -117,6 +117,11 @@ def _settings_problems(plan: Plan) -> Iterator[str]:
             "evaluation.where=held needs inference.count of 2 or more: one keeps its version, the"
             " others go on; or choose dir"
         )
+    if cfg.eval_where == "held" and any(map(roles.needs_servers, plan.environments)):
+        yield (
+            "evaluation.where=held needs environments that follow directory://, and a command names"
+            " {inference_url}: it would go on to sample held servers; choose dir"
+        )
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _algorithm_problems(plan, cfg.algorithms)
