@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,11 @@ class JournalledRollout:
     has_groups: bool = False  # the journal holds its groups
     begun_at: int = 0  # number of the record of its beginning
     _keys: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether samples or groups of it are left to the next life."""
+        return bool(self.samples or self.has_groups)
 
     def next_key(self) -> str:
         """A key of a group, the same in each life."""
@@ -52,15 +56,6 @@ def rollout_here() -> JournalledRollout | None:
 def enter_rollout(rollout: JournalledRollout | None) -> None:
     """Make ``rollout`` that of the current task and its children."""
     _ROLLOUT.set(rollout)
-
-
-@dataclass(frozen=True)
-class LeftRollout:
-    """Samples that an earlier life left of an item."""
-
-    name: str
-    task: str  # digest
-    samples: Sequence[SampleFinished]
 
 
 @dataclass

@@ -206,7 +206,7 @@ class GroupSender:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
             rollout = rollout_here()
-            if rollout is not None and (rollout.samples or rollout.has_groups):
+            if rollout is not None and rollout.is_kept:
                 for group in groups:  # the next life of this environment sends it
                     end_group(JOURNALLED, rows_of_accepted(group))
             else:
