@@ -59,7 +59,7 @@ from example_trainer.run.metrics_log import (
 )
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.config import EvaluatorSettings, TrainingConfig
 from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
@@ -107,10 +107,10 @@ class Connections:
     log: MetricsLog | None
     reporter: Reporter | None
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def report_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation that ended in the background, and report it to the API."""
         if self.log is not None:
-            self.log.evaluated(evaluation)
+            self.log.log_evaluation(evaluation)
         if self.reporter is not None:
             self.reporter.evaluation(evaluation.step, evaluation.metrics())
 
@@ -250,6 +250,19 @@ def _log_step(
     log.write(step)
 
 
+def _make_evaluator(
+    cfg: EvaluatorSettings,
+    policy: Policy,
+    publisher: Publisher,
+    peers: Connections,
+    stack: ExitStack,
+) -> Evaluator:
+    """The evaluator, which ends what it runs when ``stack`` is left."""
+    place = make_place(cfg, publisher, policy)
+    evaluator = Evaluator(cfg, policy.world, peers.waits, place, peers.report_evaluation)
+    return stack.enter_context(closing(evaluator))
+
+
 def _save_last(
     exporter: ModelExporter,
     recovery: Recovery,
@@ -279,8 +292,7 @@ def _train(
     publisher = stack.enter_context(closing(make_publisher(cfg, servers, announce, waits)))
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
-    place, logged = make_place(cfg, publisher), peers.evaluated
-    evaluator = stack.enter_context(closing(Evaluator(cfg, world, waits, place, logged)))
+    evaluator = _make_evaluator(cfg, policy, publisher, peers, stack)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
@@ -295,7 +307,7 @@ def _train(
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state, cfg.algorithms)) if client else None
-    evaluation = evaluator.at_start(state, publisher.fleet.urls, policy)
+    evaluation = evaluator.at_start(state, publisher.fleet.urls)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
@@ -334,9 +346,8 @@ def _train(
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")
         with clock.measure("evaluate"):
-            urls = publisher.fleet.urls
-            record |= evaluation | evaluator.maybe(state, epoch_ended, urls, policy)
-            evaluation = {}
+            record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
+        evaluation = {}
         if peers.log is not None:
             record |= publisher.fleet.counts() | recovery.take_figures()
             _log_step(peers.log, reporter, state, record, clock)
@@ -346,7 +357,7 @@ def _train(
                 recovery.save(client, policy, optimizer, state, critic)
 
     _save_last(exporter, recovery, models, state, peers)
-    evaluator.finish()
+    evaluator.finish()  # an evaluation may run on after the last step
     return state
 
 

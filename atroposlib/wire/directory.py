@@ -51,10 +51,10 @@ class ServerDirectory(BaseModel):
         fit = [server.url for server in self.servers if any_weights or server.takes_part]
         return [url for url in dict.fromkeys(fit) if url not in known]
 
-    @property
-    def held(self) -> set[str]:
-        """URLs of the servers of an evaluation: no training rollout is sent to these."""
-        return {server.url for server in self.servers if server.held}
+    def urls_to_rest(self, known: Collection[str]) -> list[str]:
+        """URLs of ``known`` that an evaluation holds: no training rollout is sent there."""
+        held = {server.url for server in self.servers if server.held}
+        return [url for url in known if url in held]
 
     def urls_to_remove(self, known: Collection[str]) -> list[str]:
         """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""

@@ -76,10 +76,7 @@ def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:
     _, cfg = trainer_settings(plan)
     yield from _settings_problems(plan)
     if roles.needs_evaluation_server(plan):
-        yield (
-            "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a"
-            " server that you start; or choose held"
-        )
+        yield roles.NO_EVALUATION_SERVER
     if plugins_here and find_spec("torch") is not None:
         try:
             _require_plugins(plan, named_plugins(cfg))
@@ -112,16 +109,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
 def _settings_problems(plan: Plan) -> Iterator[str]:
     """Problems that the settings show on any machine."""
     _, cfg = trainer_settings(plan)
-    if cfg.eval_where == "held" and plan.inference.count < 2:
-        yield (
-            "evaluation.where=held needs inference.count of 2 or more: one keeps its version, the"
-            " others go on; or choose dir"
-        )
-    if cfg.eval_where == "held" and any(map(roles.needs_servers, plan.environments)):
-        yield (
-            "evaluation.where=held needs environments that follow directory://, and a command names"
-            " {inference_url}: it would go on to sample held servers; choose dir"
-        )
+    yield from roles.evaluation_problems(plan)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _algorithm_problems(plan, cfg.algorithms)

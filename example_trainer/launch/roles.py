@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,10 @@ STORE = "store"  # file in the folder of the plan: the address of a store with a
 STORE_VARIABLE, STORE_NAMES = "ATROPOS_STORE", ("memory", "sqlite")
 DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"
+NO_EVALUATION_SERVER = (
+    "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a server"
+    " that you start; or choose held"
+)
 TORCHRUN = "example_trainer.distributed.torchrun"  # a name: the launcher imports no torch
 
 
@@ -268,6 +272,22 @@ def needs_evaluation_server(plan: Plan) -> bool:
     """Whether the run has a server for evaluations alone."""
     cfg = trainer_settings(plan)[1]
     return cfg.eval_where == "dir" and cfg.eval_url is None
+
+
+def evaluation_problems(plan: Plan) -> Iterator[str]:
+    """Problems of the plan with servers that an evaluation holds, a sentence each."""
+    if trainer_settings(plan)[1].eval_where != "held":
+        return
+    if plan.inference.count < 2:
+        yield (
+            "evaluation.where=held needs inference.count of 2 or more: one keeps its version, the"
+            " others go on; or choose dir"
+        )
+    if any(map(needs_servers, plan.environments)):
+        yield (
+            "evaluation.where=held needs environments that follow directory://, and a command names"
+            " {inference_url}: it would go on to sample held servers; choose dir"
+        )
 
 
 def evaluation_settings(plan: Plan, at: Endpoints) -> dict[str, Any]:

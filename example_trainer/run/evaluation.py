@@ -5,7 +5,7 @@
 
     eval/NAME            number of a whole evaluation; of an environment eval/ENV/NAME
     eval_partial/NAME    the same over the tasks done when the time was over
-    .../stderr/NAME      its standard error over the tasks, where the program has one
+    .../stderr/NAME      its standard error over the tasks, where the program writes it
     .../{items,samples}  how many tasks and answers it is a mean of
 
 A failed evaluation has no number: it is counted.
@@ -27,7 +27,7 @@ SAMPLES = "samples.jsonl"  # a line for each answer
 RECORD = "evaluation.json"  # what became of the evaluation, in its directory
 
 
-class Outcome(str, Enum):
+class EvaluationOutcome(str, Enum):
     """How an evaluation ended, or the part of it that a program is."""
 
     RUNNING = "running"
@@ -42,7 +42,7 @@ class Measured:
     """Result of a program: ``name`` of its environment, empty for ``eval_command``."""
 
     name: str
-    outcome: Outcome
+    outcome: EvaluationOutcome
     numbers: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # standard errors of numbers
     of_tasks: int | None = None  # samples that a whole evaluation has, of partial results
@@ -50,7 +50,9 @@ class Measured:
 
     def metrics(self) -> dict[str, float]:
         """The numbers under the names of the module; none unless there is a result."""
-        kind = {Outcome.DONE: "eval", Outcome.PARTIAL: "eval_partial"}.get(self.outcome)
+        kind = {EvaluationOutcome.DONE: "eval", EvaluationOutcome.PARTIAL: "eval_partial"}.get(
+            self.outcome
+        )
         if kind is None:
             return {}
         prefix = f"{kind}/{self.name}/" if self.name else f"{kind}/"
@@ -66,36 +68,42 @@ class Evaluation:
     version: int
     where: str
     servers: list[str]
-    outcome: Outcome = Outcome.RUNNING
+    outcome: EvaluationOutcome = EvaluationOutcome.RUNNING
     seconds: float = 0.0
     parts: list[Measured] = field(default_factory=list)
     problem: str | None = None
     is_logged: bool = False
 
-    def ended(
+    def with_results(
         self, parts: Sequence[Measured], seconds: float, problem: str | None = None
     ) -> Evaluation:
         """The evaluation with its results; as good as its worst part."""
         outcomes = [part.outcome for part in parts]
-        worst = [Outcome.FAILED, Outcome.PARTIAL, Outcome.DONE]
-        outcome = next((kind for kind in worst if kind in outcomes), Outcome.FAILED)
+        worst = [EvaluationOutcome.FAILED, EvaluationOutcome.PARTIAL, EvaluationOutcome.DONE]
+        outcome = next((kind for kind in worst if kind in outcomes), EvaluationOutcome.FAILED)
         return replace(
             self, outcome=outcome, parts=[*parts], seconds=round(seconds, 3), problem=problem
         )
 
-    def failed(self, problem: str, seconds: float) -> Evaluation:
+    def with_problem(self, problem: str, seconds: float) -> Evaluation:
         """The evaluation without any number."""
         return replace(
-            self, outcome=Outcome.FAILED, parts=[], seconds=round(seconds, 3), problem=problem
+            self,
+            outcome=EvaluationOutcome.FAILED,
+            parts=[],
+            seconds=round(seconds, 3),
+            problem=problem,
         )
 
-    def lost(self) -> Evaluation:
+    def as_lost(self) -> Evaluation:
         """The evaluation of a trainer that died meanwhile."""
-        return replace(self, outcome=Outcome.LOST, problem="the trainer ended meanwhile")
+        return replace(
+            self, outcome=EvaluationOutcome.LOST, problem="the trainer ended meanwhile"
+        )
 
     @property
     def has_failed(self) -> bool:
-        return self.outcome in (Outcome.FAILED, Outcome.LOST)
+        return self.outcome in (EvaluationOutcome.FAILED, EvaluationOutcome.LOST)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of all parts and, if there are any, version and seconds."""
@@ -129,10 +137,12 @@ def read_record(path: Path) -> Evaluation | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         parts = [
-            Measured(**{**part, "outcome": Outcome(part["outcome"])})
+            Measured(**{**part, "outcome": EvaluationOutcome(part["outcome"])})
             for part in fields.pop("parts")
         ]
-        return Evaluation(**{**fields, "outcome": Outcome(fields["outcome"])}, parts=parts)
+        return Evaluation(
+            **{**fields, "outcome": EvaluationOutcome(fields["outcome"])}, parts=parts
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -142,13 +152,13 @@ def read_result(name: str, path: Path) -> Measured:
     try:
         document = read_document(path, is_environment=bool(name))
     except (OSError, ValueError) as error:
-        return Measured(name, Outcome.FAILED, problem=str(error))
+        return Measured(name, EvaluationOutcome.FAILED, problem=str(error))
     if not (numbers := numbers_of(document)):
-        return Measured(name, Outcome.FAILED, problem=f"{path} holds no number")
+        return Measured(name, EvaluationOutcome.FAILED, problem=f"{path} holds no number")
     samples = path.with_name(SAMPLES)
     if name and "items" not in numbers and samples.is_file():
         numbers["items"] = float(samples.read_bytes().count(b"\n"))
-    return Measured(name, Outcome.DONE, numbers, errors_of(document))
+    return Measured(name, EvaluationOutcome.DONE, numbers, errors_of(document))
 
 
 def read_partial(name: str, path: Path, problem: str) -> Measured:
@@ -157,11 +167,15 @@ def read_partial(name: str, path: Path, problem: str) -> Measured:
         document = read_document(path, is_environment=True)
         numbers, of_tasks = numbers_of(document), document["config_general"]["partial_of"]
     except (OSError, ValueError, KeyError, TypeError):
-        return Measured(name, Outcome.FAILED, problem=f"{problem}, without partial results")
+        return Measured(
+            name, EvaluationOutcome.FAILED, problem=f"{problem}, without partial results"
+        )
     if not numbers.get("items"):
-        return Measured(name, Outcome.FAILED, problem=f"{problem}, without partial results")
+        return Measured(
+            name, EvaluationOutcome.FAILED, problem=f"{problem}, without partial results"
+        )
     return Measured(
-        name, Outcome.PARTIAL, numbers, errors_of(document), int(of_tasks), problem
+        name, EvaluationOutcome.PARTIAL, numbers, errors_of(document), int(of_tasks), problem
     )
 
 

@@ -1,9 +1,9 @@
-"""Programs of an evaluation: their command lines, and a bounded run of all of them at once.
+"""Programs of an evaluation: their command lines, and a bounded run of all at once.
 
     settings + addresses of servers -> Job -> process group -> metrics.json -> Measured
 
-Every process belongs to a group of its own, which ends with the evaluation, also where the trainer
-is killed (``atroposlib.processes``).
+Every process leads a process group, which ends with the evaluation, also where the trainer is
+killed (``atroposlib.processes``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.evaluation import (
     PARTIAL_RESULTS,
     RESULTS,
+    EvaluationOutcome,
     Measured,
-    Outcome,
     read_partial,
     read_result,
 )
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.config import EvaluatorSettings
 from example_trainer.settings.section import fill_words
 
 POLL_S = 0.1
@@ -58,7 +58,7 @@ class Job:
 
 
 def jobs_of(
-    cfg: TrainingConfig,
+    cfg: EvaluatorSettings,
     state: TrainerState,
     version: int,
     urls: Sequence[str],
@@ -135,7 +135,7 @@ def environments_of(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def without_config(flags: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The file of ``--config``, if any, and the other flags."""
+    """The file of ``--config``, if any, and the flags without it."""
     kept = list(flags)
     for place, word in enumerate(kept):
         if word == CONFIG_FLAG and place + 1 < len(kept):
@@ -171,12 +171,12 @@ def run_jobs(
 
     Args:
         until: ``time.monotonic()`` at which all are ended; ``bound_s`` is for the text.
-        interrupted: called while they run; a reason ends them, an exception too.
+        interrupted: called meanwhile; a reason ends the programs, an exception too.
     """
     problems: dict[str, str] = {}
     exits: dict[str, Exit | None] = {}
     for job in jobs:
-        (job.out / RESULTS).unlink(missing_ok=True)  # left by one that is repeated
+        (job.out / RESULTS).unlink(missing_ok=True)  # left by an earlier try
         (job.out / PARTIAL_RESULTS).unlink(missing_ok=True)
     with Children(logs) as children:
         for job in jobs:
@@ -203,12 +203,12 @@ def run_jobs(
 def result_of(
     job: Job, ended: Exit | None, problem: str | None, why: str | None, logs: Path
 ) -> Measured:
-    """The result of a program that ended by itself, or was ended because of ``why``."""
+    """The result of a program that exited, or was ended because of ``why``."""
     if problem is not None:
-        return Measured(job.name, Outcome.FAILED, problem=problem)
+        return Measured(job.name, EvaluationOutcome.FAILED, problem=problem)
     if ended is None:
         return read_partial(job.name, job.out / PARTIAL_RESULTS, why or "it was ended")
     if ended != Exit(0):
         tail = log_tail(logs / f"{job.log_name}.log")
-        return Measured(job.name, Outcome.FAILED, problem=f"{ended}\n{tail}".strip())
+        return Measured(job.name, EvaluationOutcome.FAILED, problem=f"{ended}\n{tail}".strip())
     return read_result(job.name, job.out / RESULTS)

@@ -14,13 +14,13 @@ import logging
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 from atroposlib.errors import ConfigError, InferenceError
 from example_trainer.model.model_dir import TrainerState, save_model
 from example_trainer.model.policy import Policy
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.config import EvaluatorSettings
 from example_trainer.weights.agreement import Agreement, Tokens
 from example_trainer.weights.engines import InferenceServer, connect_engine
 from example_trainer.weights.mismatch import Mismatch, mismatch_of
@@ -32,11 +32,11 @@ EXPORT = "evaluation"  # beginning of the name of an export, below the published
 PROBES = 2  # texts whose logprobs prove that a server holds the export
 
 
-class Place(ABC):
-    """Servers for one evaluation at a time."""
+class EvaluationPlace(ABC):
+    """Servers for a single evaluation at a time."""
 
-    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
-        self._cfg, self._publisher = cfg, publisher
+    def __init__(self, cfg: EvaluatorSettings, publisher: Publisher, policy: Policy) -> None:
+        self._cfg, self._publisher, self._policy = cfg, publisher, policy
 
     @abstractmethod
     def take(self, state: TrainerState) -> list[str]:
@@ -46,7 +46,7 @@ class Place(ABC):
     def version(self, state: TrainerState) -> int:
         """The version that is evaluated."""
 
-    def export(self, policy: Policy, state: TrainerState) -> None:
+    def export(self, state: TrainerState) -> None:
         """Write what the servers need; raises CheckpointError. Collective."""
 
     def load(self, urls: Sequence[str], version: int) -> None:
@@ -54,7 +54,7 @@ class Place(ABC):
 
     @abstractmethod
     def give_back(self, urls: Sequence[str]) -> None:
-        """Leave the servers and what was written for them. Never raises."""
+        """Leave the servers, and remove their files. Never raises."""
 
     def engine_name(self, url: str) -> str:
         """Name of the protocol of a server."""
@@ -84,11 +84,11 @@ class Place(ABC):
         )
 
 
-class HeldServers(Place):
+class HeldServers(EvaluationPlace):
     """A share of the fleet keeps the version that it holds."""
 
-    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
-        super().__init__(cfg, publisher)
+    def __init__(self, cfg: EvaluatorSettings, publisher: Publisher, policy: Policy) -> None:
+        super().__init__(cfg, publisher, policy)
         if not cfg.follows_directory:
             raise ConfigError(
                 "eval_where held needs inference_urls directory:// (a run of `atropos run` has"
@@ -108,16 +108,16 @@ class HeldServers(Place):
         self._publisher.fleet.release(urls)
 
 
-class OwnServer(Place):
+class OwnServer(EvaluationPlace):
     """A server of the evaluation loads the weights of the step from a directory.
 
-    Its logprobs of a text are compared with the trainer's, as those of the fleet are.
+    Its logprobs of texts are compared with the trainer's, as logprobs of the fleet are.
     """
 
     _probes: Sequence[tuple[list[int], Sequence[float]]] = ()  # tokens, the trainer's logprobs
 
-    def __init__(self, cfg: TrainingConfig, publisher: Publisher) -> None:
-        super().__init__(cfg, publisher)
+    def __init__(self, cfg: EvaluatorSettings, publisher: Publisher, policy: Policy) -> None:
+        super().__init__(cfg, publisher, policy)
         if cfg.eval_url is None:
             raise ConfigError(
                 "eval_where dir needs a server: start one and set eval_url, or start the run by"
@@ -131,7 +131,7 @@ class OwnServer(Place):
             f"*{EXPORT}_*"
         ):  # by a trainer that was killed
             shutil.rmtree(left, ignore_errors=True)
-        # A name that was never used: the server may still map the files of the one before.
+        # A name that was never used: the server may still map files of an earlier export.
         name = f"{EXPORT}_{secrets.token_hex(3)}_{state.step}"
         self._directory = self._directory.with_name(name)
         return [self._url]
@@ -139,7 +139,8 @@ class OwnServer(Place):
     def version(self, state: TrainerState) -> int:
         return state.step  # the weights of the step, published or not
 
-    def export(self, policy: Policy, state: TrainerState) -> None:
+    def export(self, state: TrainerState) -> None:
+        policy = self._policy
         untie = self._publisher.needs_untying(policy)
         save_model(policy, self._directory, state, untie_head=untie, durable=False)
         texts: list[list[int]] = [
@@ -170,16 +171,18 @@ class OwnServer(Place):
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def make_place(cfg: TrainingConfig, publisher: Publisher) -> Place | None:
+def make_place(
+    cfg: EvaluatorSettings, publisher: Publisher, policy: Policy
+) -> EvaluationPlace | None:
     """The place of the settings; None: the trainer waits for its evaluations.
 
-    Raises ConfigError: there is no server for them.
+    Raises ConfigError: there is no server for evaluations.
     """
     kind = PLACES.get(cfg.eval_where)
-    return kind(cfg, publisher) if kind is not None and cfg.evaluates else None
+    return kind(cfg, publisher, policy) if kind is not None and cfg.evaluates else None
 
 
-PLACES: dict[str, Callable[[TrainingConfig, Publisher], Place]] = {
+PLACES: dict[str, type[EvaluationPlace]] = {
     "held": HeldServers,
     "dir": OwnServer,
 }

@@ -1,10 +1,10 @@
 """Evaluation at a fixed version: its schedule, and where it runs.
 
     shared   the trainer waits for the programs, so no weights change meanwhile
-    held     } a thread runs them on servers that keep the version; training goes on, and the
+    held     } a thread runs the programs on servers that keep the version; training goes on, and
     dir      } results come later, under the step and the version that were evaluated
 
-An evaluation is bounded, and a late one gives way to the next. A failed evaluation is counted and
+An evaluation is bounded, and gives way to the next where it is late. A failed evaluation is counted and
 printed. It never becomes a number and never ends training.
 """
 
@@ -23,13 +23,12 @@ from atroposlib.utils.io import write_whole
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.model.policy import Policy
 from example_trainer.run.connect import WaitReporter
-from example_trainer.run.evaluation import RECORD, Evaluation, Outcome, read_record
+from example_trainer.run.evaluation import RECORD, Evaluation, EvaluationOutcome, read_record
 from example_trainer.run.evaluation_jobs import jobs_of, run_jobs
-from example_trainer.run.evaluation_places import Place
+from example_trainer.run.evaluation_places import EvaluationPlace
 from example_trainer.run.heldout_copy import copy_to_heldout
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.config import EvaluatorSettings
 from example_trainer.state import Frequency
 
 logger = logging.getLogger(__name__)
@@ -53,10 +52,10 @@ class Evaluator:
 
     def __init__(
         self,
-        cfg: TrainingConfig,
+        cfg: EvaluatorSettings,
         world: Ranks,
         waits: WaitReporter | None = None,
-        place: Place | None = None,
+        place: EvaluationPlace | None = None,
         report: Callable[[Evaluation], None] = no_report,
     ) -> None:
         self._cfg, self._world, self._waits = cfg, world, waits
@@ -68,9 +67,7 @@ class Evaluator:
             cfg.eval_every_epochs, cfg.eval_every_steps, cfg.eval_every_s, time.time()
         )
 
-    def at_start(
-        self, state: TrainerState, urls: Sequence[str], policy: Policy | None = None
-    ) -> dict[str, float]:
+    def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
         """Return the metrics before the first step, if the settings request an evaluation.
 
         A trainer that was started again first notes what became of earlier evaluations.
@@ -80,14 +77,10 @@ class Evaluator:
             run_on_rank0(self._world, lambda: self._note_earlier(state))
         if not cfg.eval_at_start or not cfg.evaluates or state.step > 0:
             return {}
-        return self._evaluate(state, urls, policy, lambda: True)
+        return self._evaluate(state, urls, lambda: True)
 
     def maybe(
-        self,
-        state: TrainerState,
-        epoch_ended: bool,
-        urls: Sequence[str],
-        policy: Policy | None = None,
+        self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
     ) -> dict[str, float]:
         """Evaluate if it is due, and return the metrics; call once per step.
 
@@ -97,7 +90,7 @@ class Evaluator:
         if not self._cfg.evaluates:
             return {}
         return self._evaluate(
-            state, urls, policy, lambda: self.frequency.due(epoch_ended, time.time())
+            state, urls, lambda: self.frequency.due(epoch_ended, time.time())
         )
 
     def finish(self) -> None:
@@ -116,7 +109,6 @@ class Evaluator:
         self,
         state: TrainerState,
         urls: Sequence[str],
-        policy: Policy | None,
         due: Callable[[], bool],
     ) -> dict[str, float]:
         place = self._place
@@ -127,8 +119,7 @@ class Evaluator:
         if run_on_rank0(self._world, lambda: self._begin(place, state, due())):
             problem = None
             try:
-                if policy is not None:
-                    place.export(policy, state)
+                place.export(state)
             except AtroposError as error:  # a full disk, for example; alike on every rank
                 problem = str(error)
             if self._running is not None:
@@ -152,9 +143,9 @@ class Evaluator:
             jobs = jobs_of(cfg, state, state.version, urls, out)
             until = began + cfg.eval_timeout_s
             parts = run_jobs(jobs, out, until, cfg.eval_timeout_s, wait)
-            evaluation = evaluation.ended(parts, time.monotonic() - began)
+            evaluation = evaluation.with_results(parts, time.monotonic() - began)
         except (OSError, ValueError, AtroposError) as error:
-            evaluation = evaluation.failed(str(error), time.monotonic() - began)
+            evaluation = evaluation.with_problem(str(error), time.monotonic() - began)
         self._count(evaluation)
         numbers = {name: n for part in evaluation.parts for name, n in part.metrics().items()}
         return {**numbers, "eval_failures": float(self.failures)}
@@ -168,7 +159,7 @@ class Evaluator:
 
     # --- held, dir: in the background -----------------------------------------------------
 
-    def _begin(self, place: Place, state: TrainerState, due: bool) -> bool:
+    def _begin(self, place: EvaluationPlace, state: TrainerState, due: bool) -> bool:
         """Report what ended; take servers for an evaluation that is due. Rank 0.
 
         An evaluation that still runs when the next is due is ended, and the next begins once its
@@ -215,8 +206,8 @@ class Evaluator:
             if earlier.step > state.step:
                 shutil.rmtree(file.parent, ignore_errors=True)  # the step is repeated
                 continue
-            if earlier.outcome is Outcome.RUNNING:
-                earlier = earlier.lost()
+            if earlier.outcome is EvaluationOutcome.RUNNING:
+                earlier = earlier.as_lost()
             self._log(earlier, file.parent)
 
     def _wait_for_last(self) -> None:
@@ -234,8 +225,8 @@ class BackgroundEvaluation:
     ``evaluation`` is final when the thread has ended.
     """
 
-    cfg: TrainingConfig
-    place: Place
+    cfg: EvaluatorSettings
+    place: EvaluationPlace
     state: TrainerState
     evaluation: Evaluation
     out: Path
@@ -281,14 +272,16 @@ class BackgroundEvaluation:
         until = self._began + bound_s
         parts = run_jobs(jobs, self.out, until, bound_s, lambda: self._why)
         self.place.check(urls, version)
-        ended = self.evaluation.ended(parts, time.monotonic() - self._began)
+        ended = self.evaluation.with_results(parts, time.monotonic() - self._began)
         copy_to_heldout(ended, self.out, Path(self.cfg.log_dir))
         self.evaluation = ended
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, (AtroposError, OSError, ValueError)):
             logger.error("the evaluation has failed by a bug", exc_info=error)
-        self.evaluation = self.evaluation.failed(str(error), time.monotonic() - self._began)
+        self.evaluation = self.evaluation.with_problem(
+            str(error), time.monotonic() - self._began
+        )
 
 
 def write_record(evaluation: Evaluation, out: Path) -> None:

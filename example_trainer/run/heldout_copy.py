@@ -1,4 +1,4 @@
-"""The held-out checks of a run, as its pages read them: a copy of a whole evaluation's results.
+"""Held-out checks in the form that pages of a run read: copies of whole evaluations.
 
 save_path/eval/step_40/ENV/metrics.json --first environment--> log_dir/heldout/step-40/
 """
@@ -9,7 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
-from example_trainer.run.evaluation import RESULTS, Evaluation, Outcome
+from example_trainer.run.evaluation import RESULTS, Evaluation, EvaluationOutcome
 
 HELDOUT = "heldout"
 COPIED = ("samples.jsonl", "transcripts.jsonl")
@@ -21,7 +21,7 @@ def copy_to_heldout(evaluation: Evaluation, out: Path, log_dir: Path) -> None:
     Raises:
         OSError: a file cannot be read or written.
     """
-    whole = [p for p in evaluation.parts if p.name and p.outcome is Outcome.DONE]
+    whole = [p for p in evaluation.parts if p.name and p.outcome is EvaluationOutcome.DONE]
     if not whole:
         return
     source = out / whole[0].name

@@ -148,10 +148,10 @@ class MetricsLog:
         self._times.add(whole)
         self._display.step(whole)
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def log_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation that ended later than its step, under its own step and version.
 
-        No tracker needs rising steps: wandb has an axis of its own for them (``services``).
+        Trackers take steps in any order: for wandb ``services`` defines an axis.
         """
         numbers = evaluation.metrics()
         if self._trackers is not None and numbers:

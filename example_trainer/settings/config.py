@@ -44,11 +44,16 @@ CHECKPOINT_IDENTITY = (
 )
 
 
+class EvaluatorSettings(ServingSettings, WatchSettings, EvaluationSettings, RunSettings):
+    """Settings of evaluations: the servers, the folders, and when; nothing of the learning."""
+
+    @property
+    def published(self) -> Path:
+        return Path(self.publish_dir or Path(self.save_path) / "published")
+
+
 class TrainingConfig(
-    ServingSettings,
-    WatchSettings,
-    EvaluationSettings,
-    RunSettings,
+    EvaluatorSettings,
     MixtureSettings,
     ObjectiveSettings,
     OptimSettings,
@@ -104,10 +109,6 @@ class TrainingConfig(
             "optimizer_offload keeps the moments of adamw in main memory, and the optimizer"
             f" is {self.optimizer}; set --optimizer adamw or leave it out",
         )
-
-    @property
-    def published(self) -> Path:
-        return Path(self.publish_dir or Path(self.save_path) / "published")
 
     def registration(self, max_token_len: int, **more: Any) -> Registration:
         """The registration of this process, at step 0; ``more`` replaces fields of it."""

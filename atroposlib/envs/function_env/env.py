@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.attributes import RuntimeSlot
@@ -23,20 +22,18 @@ from atroposlib.envs.function_env.data import (
     prepare_tasks,
 )
 from atroposlib.envs.function_env.local_data import FunctionRuntime
+from atroposlib.envs.function_env.partial_results import draw_held_out
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
     TOOL_PARSER,
-    EvalSample,
     RolloutRunner,
-    draw_all,
     errors_of_means,
     evaluation_metrics,
 )
 from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
-from atroposlib.envs.runtime.evaluation import partial_results
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
@@ -278,7 +275,16 @@ class FunctionEnv(BaseEnv):
                 raise ConfigError(advice)
             logger.warning("%s", advice)  # the training run continues
             return
-        samples = await self._draw_held_out()
+        alone = (
+            self._atropos.serving is None
+        )  # the results of ``serve`` are of whole evaluations
+        samples = await draw_held_out(
+            config,
+            self.held_out,
+            self.rollouts.evaluate,
+            self.definition.function,
+            config.data_dir_to_save_evals if alone else None,
+        )
         await self.evaluate_log(
             evaluation_metrics(samples, config.eval_samples),
             start_time=started,
@@ -290,31 +296,3 @@ class FunctionEnv(BaseEnv):
             samples=[sample.line() for sample in samples],
             stderr=errors_of_means(samples, config.eval_samples),
         )
-
-    async def _draw_held_out(self) -> list[EvalSample]:
-        """Samples of the held-out tasks; the results so far are in files meanwhile."""
-        config, folder = self.config, self.config.data_dir_to_save_evals
-        if self._atropos.serving is not None:  # nobody ends an evaluation of ``serve`` early
-            folder = None
-        finished: list[EvalSample] = []
-        measured = 0  # of them, at the last look
-
-        def measure() -> tuple[dict[str, float], dict[str, float]] | None:
-            nonlocal measured
-            if len(finished) == measured or all(sample.error for sample in finished):
-                return None
-            measured, times = len(finished), config.eval_samples
-            return evaluation_metrics(finished, times), errors_of_means(finished, times)
-
-        of_samples = len(self.held_out) * config.eval_samples
-        directory = None if folder is None else Path(folder)
-        async with partial_results(directory, of_samples, measure):
-            return await draw_all(
-                self.held_out,
-                config.eval_samples,
-                self.rollouts.evaluate,
-                at_once=config.max_eval_workers,
-                tries=config.max_item_retries + 1,
-                code=self.definition.function,
-                finished=finished.append,
-            )

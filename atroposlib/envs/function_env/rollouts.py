@@ -355,7 +355,7 @@ async def draw_all(
     """
     failures = Repeats()
 
-    async def retried(item: TaskItem) -> EvalSample:
+    async def draw_with_retries(item: TaskItem) -> EvalSample:
         for left in reversed(range(tries)):
             try:
                 return await draw(item)
@@ -366,7 +366,7 @@ async def draw_all(
         raise AssertionError("unreachable: tries is at least 1")
 
     async def one(item: TaskItem) -> EvalSample:
-        sample = await retried(item)
+        sample = await draw_with_retries(item)
         finished(sample)
         return sample
 

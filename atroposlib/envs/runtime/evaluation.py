@@ -10,10 +10,8 @@ import asyncio
 import json
 import logging
 import math
-import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +31,6 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts.jsonl"
-PARTIAL = "partial"  # folder of the results so far, below that of the results
-PARTIAL_EVERY_S = 2.0
 ROW = "row"  # key of a sample: tokens, masks, ... of its conversation; in transcripts only
 ROW_FIELDS = ("tokens", "masks", "inference_logprobs", "versions")
 NO_REWARD = frozenset({"answer", "expected", "id", "item", "reward", "score", "seed", "step"})
@@ -167,52 +163,6 @@ def report_results(
         _write_lines(directory / "samples.jsonl", map(_without_row, samples))
         if any("messages" in sample or "prompt" in sample for sample in samples):
             _write_lines(directory / TRANSCRIPTS, transcripts(samples, task))
-
-
-@asynccontextmanager
-async def partial_results(
-    directory: Path | None,
-    of_samples: int,
-    measure: Callable[[], tuple[Mapping[str, Any], Mapping[str, float]] | None],
-    every_s: float = PARTIAL_EVERY_S,
-) -> AsyncIterator[None]:
-    """Keep the results so far in ``directory/partial`` while an evaluation runs.
-
-    Whoever ends the evaluation early finds there what it had measured. Nothing is left after its
-    own end.
-
-    Args:
-        directory: of the whole results; None: nothing is written.
-        of_samples: samples of the whole evaluation.
-        measure: metrics and standard errors so far; None: nothing new.
-    """
-
-    async def write() -> None:
-        while directory is not None:
-            await asyncio.sleep(every_s)
-            if (results := measure()) is not None:
-                report_results(
-                    directory / PARTIAL,
-                    results[0],
-                    task=PARTIAL,
-                    model_name=None,
-                    start_time=None,
-                    end_time=None,
-                    generation_parameters={},
-                    samples=None,
-                    measured_at={"partial_of": of_samples},
-                    verbose=False,
-                    stderr=results[1],
-                )
-
-    writing = asyncio.create_task(write(), name="partial results")
-    try:
-        yield
-    finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-    if directory is not None:
-        shutil.rmtree(directory / PARTIAL, ignore_errors=True)
 
 
 def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import numpy as np
@@ -13,7 +12,6 @@ from atroposlib.envs.runtime.evaluation import (
     append_samples,
     default_errors,
     eval_metrics,
-    partial_results,
     report_results,
     transcripts,
 )
@@ -162,40 +160,3 @@ def test_no_sample_of_an_evaluation_is_lost_to_one_value(tmp_path, sample):
         (json_lines if name.endswith("l") else json.loads)((tmp_path / name).read_text())
     assert "NaN" not in (tmp_path / "samples.jsonl").read_text()
     assert eval_diff.main([str(tmp_path), str(tmp_path), "--metric", "score"]) == 0
-
-
-async def test_partial_results_lie_in_a_folder_of_their_own_until_the_evaluation_ends(
-    tmp_path,
-):
-    path, looks = tmp_path / "partial" / "metrics.json", []
-
-    def measure():
-        looks.append(path.exists())
-        return ({"exact": 0.5, "items": 2}, {"exact": 0.1}) if len(looks) == 2 else None
-
-    async with partial_results(tmp_path, 4, measure, every_s=0.0):
-        while len(looks) < 3:
-            await asyncio.sleep(0)
-        written = json.loads(path.read_text())
-    assert looks[:3] == [False, False, True]
-    assert written["config_general"]["partial_of"] == 4
-    assert written["results"]["all"] == {"exact": 0.5, "items": 2}
-    assert written["standard_errors"] == {"exact": 0.1}
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_partial_results_stay_where_the_evaluation_is_ended(tmp_path):
-    looks = []
-    with pytest.raises(KeyError):
-        async with partial_results(
-            tmp_path, 4, lambda: looks.append(1) or ({"a": 1}, {}), 0.0
-        ):
-            while len(looks) < 2:
-                await asyncio.sleep(0)
-            raise KeyError
-    assert (tmp_path / "partial" / "metrics.json").exists()
-
-
-async def test_without_a_folder_there_are_no_partial_results():
-    async with partial_results(None, 4, lambda: 1 / 0, every_s=0.0):
-        await asyncio.sleep(0)

@@ -57,7 +57,7 @@ class BackgroundRun:
     def step(self, step: int) -> dict[str, float]:
         """Publish, and evaluate if it is due."""
         urls = self.publisher.fleet.urls
-        return self.evaluator.maybe(self.publish(step), False, urls, self.policy)
+        return self.evaluator.maybe(self.publish(step), False, urls)
 
     def folder(self, step: int) -> Path:
         return Path(self.cfg.save_path).resolve() / "eval" / f"step_{step}"
@@ -97,7 +97,7 @@ def background_run(
         clients = [server.client for server in servers]
         publisher = stack.enter_context(closing(make_publisher(cfg, clients, None)))
         reported: list[Evaluation] = []
-        place = make_place(cfg, publisher)
+        place = make_place(cfg, publisher, policy)
         evaluator = Evaluator(cfg, Ranks.single(), None, place, reported.append)
         stack.enter_context(closing(evaluator))
         yield BackgroundRun(cfg, [*servers, own], publisher, policy, evaluator, reported)

@@ -8,8 +8,8 @@ import pytest
 
 from example_trainer.run.evaluation import (
     Evaluation,
+    EvaluationOutcome,
     Measured,
-    Outcome,
     numbers_of,
     read_partial,
     read_record,
@@ -17,9 +17,11 @@ from example_trainer.run.evaluation import (
 )
 
 RUNNING = Evaluation(step=7, version=6, where="held", servers=["http://a:1"])
-WHOLE = Measured("sums", Outcome.DONE, {"exact": 0.5, "items": 4.0}, {"exact": 0.25})
-CUT = Measured("sums", Outcome.PARTIAL, {"exact": 1.0, "items": 2.0}, {}, 4, "not done")
-BROKEN = Measured("sums", Outcome.FAILED, problem="exit code 1")
+WHOLE = Measured("sums", EvaluationOutcome.DONE, {"exact": 0.5, "items": 4.0}, {"exact": 0.25})
+CUT = Measured(
+    "sums", EvaluationOutcome.PARTIAL, {"exact": 1.0, "items": 2.0}, {}, 4, "not done"
+)
+BROKEN = Measured("sums", EvaluationOutcome.FAILED, problem="exit code 1")
 
 
 def write(path, document):
@@ -52,30 +54,30 @@ def test_of_an_environment_the_results_of_all_tasks_and_their_errors_are_read(tm
 
 
 def test_numbers_are_named_by_environment_with_errors_version_and_seconds():
-    assert RUNNING.ended([WHOLE], 2.5).metrics() == {
+    assert RUNNING.with_results([WHOLE], 2.5).metrics() == {
         "eval/sums/exact": 0.5,
         "eval/sums/items": 4.0,
         "eval/sums/stderr/exact": 0.25,
         "eval/version": 6,
         "eval/seconds": 2.5,
     }
-    command = Measured("", Outcome.DONE, {"share": 0.5})
-    assert RUNNING.ended([command], 1.0).metrics()["eval/share"] == 0.5
+    command = Measured("", EvaluationOutcome.DONE, {"share": 0.5})
+    assert RUNNING.with_results([command], 1.0).metrics()["eval/share"] == 0.5
 
 
 def test_partial_results_have_names_of_their_own():
-    ended = RUNNING.ended([CUT], 9.0)
-    assert ended.outcome is Outcome.PARTIAL and not ended.has_failed
+    ended = RUNNING.with_results([CUT], 9.0)
+    assert ended.outcome is EvaluationOutcome.PARTIAL and not ended.has_failed
     assert [name for name in ended.metrics() if "exact" in name] == ["eval_partial/sums/exact"]
 
 
 @pytest.mark.parametrize(
     "ended",
     [
-        RUNNING.ended([BROKEN], 1.0),
-        RUNNING.failed("the server is gone", 1.0),
-        RUNNING.lost(),
-        RUNNING.ended([], 1.0),
+        RUNNING.with_results([BROKEN], 1.0),
+        RUNNING.with_problem("the server is gone", 1.0),
+        RUNNING.as_lost(),
+        RUNNING.with_results([], 1.0),
     ],
 )
 def test_a_failed_or_lost_evaluation_has_no_number(ended):
@@ -83,9 +85,12 @@ def test_a_failed_or_lost_evaluation_has_no_number(ended):
 
 
 def test_an_evaluation_is_as_good_as_its_worst_program():
-    assert RUNNING.ended([WHOLE, CUT], 1.0).outcome is Outcome.PARTIAL
-    both = RUNNING.ended([WHOLE, BROKEN, CUT], 1.0)
-    assert both.outcome is Outcome.FAILED and both.why == "sums: exit code 1; sums: not done"
+    assert RUNNING.with_results([WHOLE, CUT], 1.0).outcome is EvaluationOutcome.PARTIAL
+    both = RUNNING.with_results([WHOLE, BROKEN, CUT], 1.0)
+    assert (
+        both.outcome is EvaluationOutcome.FAILED
+        and both.why == "sums: exit code 1; sums: not done"
+    )
     assert "eval/sums/exact" in both.metrics()  # one that is whole stays
 
 
@@ -112,11 +117,13 @@ def test_without_a_finished_task_there_is_no_partial_result(tmp_path, document):
     if document is not None:
         write(path, document)
     part = read_partial("sums", path, "not done after 2 s")
-    assert part.outcome is Outcome.FAILED and part.metrics() == {}
+    assert part.outcome is EvaluationOutcome.FAILED and part.metrics() == {}
     assert part.problem == "not done after 2 s, without partial results"
 
 
-@pytest.mark.parametrize("ended", [RUNNING, RUNNING.ended([WHOLE, CUT], 2.0), RUNNING.lost()])
+@pytest.mark.parametrize(
+    "ended", [RUNNING, RUNNING.with_results([WHOLE, CUT], 2.0), RUNNING.as_lost()]
+)
 def test_a_record_is_read_as_it_was_written(tmp_path, ended):
     path = tmp_path / "evaluation.json"
     path.write_text(ended.to_json())

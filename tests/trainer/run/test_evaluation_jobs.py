@@ -10,7 +10,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.evaluation import Outcome
+from example_trainer.run.evaluation import EvaluationOutcome
 from example_trainer.run.evaluation_jobs import (
     Job,
     environments_of,
@@ -107,32 +107,38 @@ def test_the_config_flag_is_found_in_both_forms():
 def test_programs_run_at_once_and_each_has_its_result(tmp_path):
     both = [job(tmp_path, WRITES, "a"), job(tmp_path, "raise SystemExit(3)", "b")]
     first, second = run(both, tmp_path)
-    assert (first.outcome, first.numbers) == (Outcome.DONE, {"exact": 1.0})
-    assert second.outcome is Outcome.FAILED and "exit code 3" in str(second.problem)
+    assert (first.outcome, first.numbers) == (EvaluationOutcome.DONE, {"exact": 1.0})
+    assert second.outcome is EvaluationOutcome.FAILED and "exit code 3" in str(second.problem)
 
 
 def test_results_of_an_earlier_evaluation_are_not_read_again(tmp_path):
     kept = job(tmp_path, WRITES)
     run([kept], tmp_path)
     (again,) = run([job(tmp_path, "pass")], tmp_path)
-    assert again.outcome is Outcome.FAILED
+    assert again.outcome is EvaluationOutcome.FAILED
 
 
 def test_a_program_that_is_ended_leaves_what_it_had_measured(tmp_path):
     hung = job(tmp_path, PARTIAL)
     seen = hung.out / "partial" / "metrics.json"
     (part,) = run([hung], tmp_path, lambda: "not done after 2 s" if seen.exists() else None)
-    assert (part.outcome, part.numbers["items"], part.of_tasks) == (Outcome.PARTIAL, 3.0, 9)
+    assert (part.outcome, part.numbers["items"], part.of_tasks) == (
+        EvaluationOutcome.PARTIAL,
+        3.0,
+        9,
+    )
     assert part.problem == "not done after 2 s"
 
 
 def test_numbers_of_a_program_that_failed_are_no_result(tmp_path):
     program = f"{WRITES}\nsys.exit(1)"
     (failed,) = run([job(tmp_path, program)], tmp_path)
-    assert failed.outcome is Outcome.FAILED and failed.metrics() == {}
+    assert failed.outcome is EvaluationOutcome.FAILED and failed.metrics() == {}
 
 
 def test_a_program_that_cannot_start_fails_alone(tmp_path):
     missing = Job("gone", ("/no/such/program",), tmp_path / "gone")
     first, second = run([missing, job(tmp_path, WRITES)], tmp_path)
-    assert "/no/such/program" in str(first.problem) and second.outcome is Outcome.DONE
+    assert (
+        "/no/such/program" in str(first.problem) and second.outcome is EvaluationOutcome.DONE
+    )

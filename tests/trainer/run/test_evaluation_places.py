@@ -13,7 +13,7 @@ import pytest
 
 from atroposlib.errors import CheckpointError, ConfigError
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.run.evaluation import Evaluation, Outcome, read_record
+from example_trainer.run.evaluation import Evaluation, EvaluationOutcome, read_record
 from example_trainer.run.evaluator import Evaluator, write_record
 from tests.trainer.run.background import ASK, HANG, background_run
 from tests.trainer.run.test_evaluator import gone
@@ -42,7 +42,7 @@ def test_the_version_stays_until_the_evaluation_ends_while_the_fleet_goes_on(run
         assert run.reported == []  # results come in the loop
         run.step(5)
         (done,) = run.reported
-        assert (done.step, done.version, done.outcome) == (2, 2, Outcome.DONE)
+        assert (done.step, done.version, done.outcome) == (2, 2, EvaluationOutcome.DONE)
         numbers = done.metrics()
         assert (numbers["eval/first"], numbers["eval/last"]) == (2, 2)
         record = read_record(out / "evaluation.json")
@@ -56,7 +56,7 @@ def test_the_version_stays_until_the_evaluation_ends_while_the_fleet_goes_on(run
 def test_the_server_of_dir_has_the_exported_weights(run_with):
     with run_with(eval_where="dir", eval_at_start=True) as run:
         run.publish(0)
-        run.evaluator.at_start(state(0), [], run.policy)
+        run.evaluator.at_start(state(0), [])
         out = run.folder(0)
         run.wait_until((out / "begun").exists)
         assert distance(run.servers[2].logprobs(), expected(run.policy)) < 1e-4
@@ -75,7 +75,7 @@ def test_a_hung_evaluation_ends_at_its_bound_and_is_no_number(run_with):
         assert run.publisher.fleet.held == {}
         assert run.step(5) == {"eval_failures": 1.0}
         (hung,) = run.reported
-        assert hung.outcome is Outcome.FAILED and hung.metrics() == {}
+        assert hung.outcome is EvaluationOutcome.FAILED and hung.metrics() == {}
         assert hung.why == "not done after 3 s, without partial results"
         assert gone(int((run.folder(2) / "pid").read_text()))
 
@@ -112,7 +112,7 @@ def test_a_hung_task_leaves_the_partial_results_of_the_others(run_with, tmp_path
         run.wait_for_end()
         run.step(3)
         (part,) = run.reported
-        assert part.outcome is Outcome.PARTIAL and part.parts[0].of_tasks == 3
+        assert part.outcome is EvaluationOutcome.PARTIAL and part.parts[0].of_tasks == 3
         numbers = part.metrics()
         assert numbers["eval_partial/slow/reward"] == 0.5
         assert numbers["eval_partial/slow/items"] == 2.0
@@ -145,7 +145,10 @@ def test_a_server_whose_weights_change_meanwhile_makes_the_evaluation_fail(
         (out / "go").touch()
         run.wait_for_end()
         run.step(3)
-        assert run.reported[0].outcome is Outcome.FAILED and run.reported[0].metrics() == {}
+        assert (
+            run.reported[0].outcome is EvaluationOutcome.FAILED
+            and run.reported[0].metrics() == {}
+        )
         assert "holds version '0' and not 2" in run.reported[0].why
 
 
@@ -250,19 +253,19 @@ def test_a_trainer_that_starts_again_notes_what_became_of_earlier_evaluations(ru
     with run_with() as run:
         running = Evaluation(2, 2, "held", ["http://a:1"])
         write_record(running, run.folder(2))
-        ended = replace(running, step=3).failed("gone", 1.0)
+        ended = replace(running, step=3).with_problem("gone", 1.0)
         write_record(ended, run.folder(3))  # not logged yet
         write_record(Evaluation(9, 9, "held", []), run.folder(9))  # of a step that is repeated
-        run.evaluator.at_start(state(4), [], run.policy)
+        run.evaluator.at_start(state(4), [])
         assert sorted((e.step, e.outcome) for e in run.reported) == [
-            (2, Outcome.LOST),
-            (3, Outcome.FAILED),
+            (2, EvaluationOutcome.LOST),
+            (3, EvaluationOutcome.FAILED),
         ]
         assert run.evaluator.failures == 2 and not run.folder(9).exists()
         again = Evaluator(
             run.cfg, Ranks.single(), None, run.evaluator._place, run.reported.append
         )
-        again.at_start(state(4), [], run.policy)
+        again.at_start(state(4), [])
         assert len(run.reported) == 2
 
 

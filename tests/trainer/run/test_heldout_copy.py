@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atroposlib.run_status.heldout import Heldout
-from example_trainer.run.evaluation import Evaluation, Measured, Outcome
+from example_trainer.run.evaluation import Evaluation, EvaluationOutcome, Measured
 from example_trainer.run.heldout_copy import copy_to_heldout
 
 RUNNING = Evaluation(step=4, version=3, where="held", servers=[])
@@ -25,7 +25,9 @@ def results(tmp_path):
 
 
 def test_a_whole_evaluation_is_a_check_of_its_step_and_version(tmp_path, results):
-    ended = RUNNING.ended([Measured("sums", Outcome.DONE, {"exact": 0.5})], 1.0)
+    ended = RUNNING.with_results(
+        [Measured("sums", EvaluationOutcome.DONE, {"exact": 0.5})], 1.0
+    )
     for _ in range(2):  # repeated after a crash
         copy_to_heldout(ended, results, tmp_path / "run")
     (check,) = Heldout(tmp_path / "run" / "heldout").read()
@@ -35,8 +37,8 @@ def test_a_whole_evaluation_is_a_check_of_its_step_and_version(tmp_path, results
     ]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.PARTIAL, Outcome.FAILED])
+@pytest.mark.parametrize("outcome", [EvaluationOutcome.PARTIAL, EvaluationOutcome.FAILED])
 def test_partial_and_failed_results_are_no_check(tmp_path, results, outcome):
-    ended = RUNNING.ended([Measured("sums", outcome, {"exact": 0.5}, of_tasks=9)], 1.0)
+    ended = RUNNING.with_results([Measured("sums", outcome, {"exact": 0.5}, of_tasks=9)], 1.0)
     copy_to_heldout(ended, results, tmp_path / "run")
     assert Heldout(tmp_path / "run" / "heldout").read() == []

@@ -12,7 +12,7 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import to_rows
 from example_trainer.run.display import LineDisplay
-from example_trainer.run.evaluation import Evaluation, Measured, Outcome
+from example_trainer.run.evaluation import Evaluation, EvaluationOutcome, Measured
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from tests.trainer.rows import scored
 
@@ -127,14 +127,14 @@ def test_unwritable_metrics_file_is_a_config_error(config, tmp_path):
 
 def test_an_evaluation_that_ended_later_is_logged_under_its_own_step_and_version(config):
     cfg = config(trackers=[f"{__file__}:Listed"])
-    measured = Measured("sums", Outcome.DONE, {"exact": 0.5})
-    ended = Evaluation(1, 1, "held", []).ended([measured], 2.0)
+    measured = Measured("sums", EvaluationOutcome.DONE, {"exact": 0.5})
+    ended = Evaluation(1, 1, "held", []).with_results([measured], 2.0)
     with MetricsLog(cfg, LineDisplay()) as log:
         log.begin("a", 0)
         for step in (1, 2, 3):
             log.write({"step": step, "tokens": 1})
-        log.evaluated(ended)
-        log.evaluated(Evaluation(2, 2, "held", []).failed("gone", 1.0))
+        log.log_evaluation(ended)
+        log.log_evaluation(Evaluation(2, 2, "held", []).with_problem("gone", 1.0))
     numbers = {"eval/sums/exact": 0.5, "eval/version": 1, "eval/seconds": 2.0}
     tracked = [
         json.loads(x) for x in Path(cfg.log_dir, "listed.jsonl").read_text().splitlines()
