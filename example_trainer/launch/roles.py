@@ -40,10 +40,6 @@ STORE = "store"  # file in the folder of the plan: the address of a store with a
 STORE_VARIABLE, STORE_NAMES = "ATROPOS_STORE", ("memory", "sqlite")
 DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"
-NO_EVALUATION_SERVER = (
-    "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a server"
-    " that you start; or choose held"
-)
 TORCHRUN = "example_trainer.distributed.torchrun"  # a name: the launcher imports no torch
 
 
@@ -274,8 +270,13 @@ def needs_evaluation_server(plan: Plan) -> bool:
     return cfg.eval_where == "dir" and cfg.eval_url is None
 
 
-def evaluation_problems(plan: Plan) -> Iterator[str]:
-    """Problems of the plan with servers that an evaluation holds, a sentence each."""
+def evaluation_problems(plan: Plan, on_cluster: bool) -> Iterator[str]:
+    """Problems of the plan with the servers of evaluations, a sentence each."""
+    if on_cluster and needs_evaluation_server(plan):
+        yield (
+            "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a"
+            " server that you start; or choose held"
+        )
     if trainer_settings(plan)[1].eval_where != "held":
         return
     if plan.inference.count < 2:
