@@ -66,3 +66,4 @@ class LeftWork:
     items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
     groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
     samples: int = 0
+    names: frozenset[str] = frozenset()  # of all rollouts

@@ -35,7 +35,7 @@ class LeftRollout:
 class LeftRollouts:
     """Waiting rollouts by the key of their item, oldest first."""
 
-    earlier: set[str] = field(default_factory=set)  # names of those that earlier lives left
+    earlier: frozenset[str] = frozenset()  # names of those that earlier lives left
     _waiting: dict[Key, deque[LeftRollout]] = field(default_factory=dict)
     _requeued: Counter[str] = field(default_factory=Counter)
 
@@ -44,10 +44,10 @@ class LeftRollouts:
 
         Returns the work that is left, and the names of rollouts whose item is not known.
         """
-        work = LeftWork()
+        work = LeftWork(names=frozenset(state.open))
         without_item = []
         posted: set[int | None] = set()
-        self.earlier = set(state.open)
+        self.earlier = work.names
         for name, entry in state.open.items():
             begun = next((r for r in entry.begun if isinstance(r, RolloutBegun)), None)
             groups = [r.groups for r in entry.groups if isinstance(r, GroupsFinished)]
