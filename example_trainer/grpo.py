@@ -263,19 +263,22 @@ def _make_evaluator(
     return stack.enter_context(closing(evaluator))
 
 
-def _save_last(
+def _end(
     exporter: ModelExporter,
     recovery: Recovery,
     models: TrainedModels,
     state: TrainerState,
     connections: Connections,
+    evaluator: Evaluator,
 ) -> None:
-    """The final model, and the recovery checkpoint of the last step."""
+    """Save the final model and the last recovery checkpoint; await the last evaluation."""
     phase, policy = connections.waits.phase, models.policy
     phase("saving checkpoint")
     exporter.final(policy, state)
     phase("saving for recovery")
     recovery.save_last_step(connections.client, policy, models.optimizer, models.critic)
+    phase("evaluating")
+    evaluator.finish()
 
 
 def _train(
@@ -356,8 +359,7 @@ def _train(
             if recovery.due(state, epoch_ended):
                 recovery.save(client, policy, optimizer, state, critic)
 
-    _save_last(exporter, recovery, models, state, peers)
-    evaluator.finish()  # an evaluation may run on after the last step
+    _end(exporter, recovery, models, state, peers, evaluator)
     return state
 
 

@@ -85,7 +85,7 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
 
 
 def servers_of(plan: Plan) -> int:
-    """Servers of a local run: those of rollouts and, where there is one, that of evaluations."""
+    """Number of servers of a local run, with the server of evaluations."""
     return plan.inference.count + needs_evaluation_server(plan)
 
 

@@ -10,7 +10,7 @@ publish.
 
     in the fleet --hold--> held at its version --release--> left out, gets the current weights
 
-A held server is one of an evaluation: publishes pass it over, and the others go on.
+A held server belongs to an evaluation: publishes pass it over.
 """
 
 from __future__ import annotations
@@ -399,7 +399,7 @@ class Fleet:
 def held_count(present: int, share: float) -> int:
     """How many of the servers an evaluation may hold: a share, at least 1, never all.
 
-    Example: of 8 servers at a share of 0.25 two; of 2 one; of 1 none.
+    Example: at a share of 0.25 of 8 servers 2, of 2 servers 1, of 1 server 0.
     """
     return min(max(1, int(share * present)), present - 1) if present > 1 else 0
 
