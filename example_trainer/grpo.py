@@ -48,6 +48,8 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
+from example_trainer.run.evaluation import Evaluation
+from example_trainer.run.evaluation_places import make_place
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import (
     Clock,
@@ -57,7 +59,7 @@ from example_trainer.run.metrics_log import (
 )
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.config import EvaluatorSettings, TrainingConfig
 from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Resumable, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
@@ -104,6 +106,13 @@ class Connections:
     waits: WaitReporter
     log: MetricsLog | None
     reporter: Reporter | None
+
+    def report_evaluation(self, evaluation: Evaluation) -> None:
+        """Log an evaluation that ended in the background, and report it to the API."""
+        if self.log is not None:
+            self.log.log_evaluation(evaluation)
+        if self.reporter is not None:
+            self.reporter.evaluation(evaluation.step, evaluation.metrics())
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -249,19 +258,35 @@ def _log_step(
     log.write(step)
 
 
-def _save_last(
+def _make_evaluator(
+    cfg: EvaluatorSettings,
+    policy: Policy,
+    publisher: Publisher,
+    peers: Connections,
+    stack: ExitStack,
+) -> Evaluator:
+    """The evaluator, which ends what it runs when ``stack`` is left."""
+    place = make_place(cfg, publisher, policy)
+    evaluator = Evaluator(cfg, policy.world, peers.waits, place, peers.report_evaluation)
+    return stack.enter_context(closing(evaluator))
+
+
+def _end(
     exporter: ModelExporter,
     recovery: Recovery,
     models: TrainedModels,
     state: TrainerState,
     connections: Connections,
+    evaluator: Evaluator,
 ) -> None:
-    """The final model, and the recovery checkpoint of the last step."""
+    """Save the final model and the last recovery checkpoint; await the last evaluation."""
     phase, policy = connections.waits.phase, models.policy
     phase("saving checkpoint")
     exporter.final(policy, state)
     phase("saving for recovery")
     recovery.save_last_step(connections.client, policy, models.optimizer, models.critic)
+    phase("evaluating")
+    evaluator.finish()
 
 
 def _train(
@@ -278,7 +303,7 @@ def _train(
     publisher = stack.enter_context(closing(make_publisher(cfg, servers, announce, waits)))
     publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
-    evaluator = Evaluator(cfg, world, waits)
+    evaluator = _make_evaluator(cfg, policy, publisher, peers, stack)
     counters = _resumables(exporter, evaluator, models)
     recovery = recovery_of(
         cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
@@ -342,7 +367,7 @@ def _train(
             if recovery.due(state, epoch_ended):
                 recovery.save(client, policy, optimizer, state, critic)
 
-    _save_last(exporter, recovery, models, state, peers)
+    _end(exporter, recovery, models, state, peers, evaluator)
     return state
 
 

@@ -177,7 +177,7 @@ def versions_differ(e: Evidence) -> Lines:
     held = {
         server["name"]: server["details"].get("version")
         for server in e.fresh("inference")
-        if detail_of(server, "running")
+        if detail_of(server, "running") and not detail_of(server, "held")
     }
     behind = {url: at for url, at in held.items() if isinstance(at, int) and at < newest}
     text = f"version {newest:.0f} was announced {since:.0f} s ago"

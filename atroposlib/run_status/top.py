@@ -171,6 +171,7 @@ _FIGURES = {
         "version": "v{:.0f}",
         "running": "{:.0f} running",
         "tokens_per_s": "{:.0f} tokens/s",
+        "held": "held for an evaluation",
     },
     "trainer": {"step": "step {:.0f}", "mismatch": "mismatch {:.1g}"},
 }

@@ -4,6 +4,9 @@ Each line is written at once and flushed. A restarted trainer removes the lines 
 trains again, and appends ``{"run_id": ..., "resumed_from": 5}`` and the steps from 6 on: each
 step of a run has a single line. :func:`read_steps` also reads files with repeated steps, which
 older versions wrote.
+
+A line ``{"evaluated_step": 5, "evaluated_version": 5, "eval/exact": 0.5}`` is of an evaluation that
+ended later than step 5: a reader adds its numbers to that step.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 RESUMED = "resumed_from"
+EVALUATED = "evaluated_step"  # step whose weights a line is about, which came later
+NOT_OF_STEP = (EVALUATED, "run_id", "time")
 
 
 class Jsonl:
@@ -58,7 +63,7 @@ def _is_after(line: bytes, run_id: str, step: int) -> bool:
         return False
     if not isinstance(record, dict) or record.get("run_id") != run_id:
         return False
-    last = record.get("step", record.get(RESUMED))
+    last = record.get("step", record.get(RESUMED, record.get(EVALUATED)))
     return isinstance(last, int) and last > step
 
 
@@ -95,7 +100,8 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The steps of the last run in ``lines`` (in file order), with the last line of each step.
 
-    Example: steps 1 2 3, resumed from 1, steps 2 3 4 give steps 1 2 3 4.
+    Example: steps 1 2 3, resumed from 1, steps 2 3 4 give steps 1 2 3 4. An evaluation of a step
+    that is not there, as of step 0, is left out.
     """
     steps: dict[int, dict[str, Any]] = {}
     run_id: Any = None
@@ -107,4 +113,6 @@ def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             steps = {step: record for step, record in steps.items() if step <= done}
         elif "step" in line:
             steps[int(line["step"])] = dict(line)
+        elif (evaluated := steps.get(line.get(EVALUATED, -1))) is not None:
+            evaluated.update({k: v for k, v in line.items() if k not in NOT_OF_STEP})
     return [steps[step] for step in sorted(steps)]

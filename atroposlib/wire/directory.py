@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from atroposlib.wire.numbers import Int64
 
@@ -25,6 +32,11 @@ class ServerEntry(Announcement):
     name: str  # identity of the server, the same after a restart
     age_s: float
     takes_part: bool  # the trainer gave it the current weights; it may get rollouts
+    held: bool = False  # an evaluation of the trainer keeps it at an earlier version
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_false(write(self), "held")
 
 
 class ServerDirectory(BaseModel):
@@ -39,8 +51,18 @@ class ServerDirectory(BaseModel):
         fit = [server.url for server in self.servers if any_weights or server.takes_part]
         return [url for url in dict.fromkeys(fit) if url not in known]
 
+    def urls_to_rest(self, known: Collection[str]) -> list[str]:
+        """URLs of ``known`` that an evaluation holds: no training rollout is sent there."""
+        held = {server.url for server in self.servers if server.held}
+        return [url for url in known if url in held]
+
     def urls_to_remove(self, known: Collection[str]) -> list[str]:
         """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""
         listed = {server.url for server in self.servers}
         gone = [url for url in known if url not in listed] if self.complete else []
         return gone if len(gone) < len(known) else []
+
+
+def without_false(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields of a message without a flag that is not set: earlier versions refuse it."""
+    return {key: value for key, value in fields.items() if key != name or value}

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from atroposlib.wire.directory import Announcement
+from atroposlib.wire.directory import Announcement, without_false
 from atroposlib.wire.messages import EnvIdentifier, Natural, SteeredState
 from atroposlib.wire.numbers import Int64
 
@@ -30,6 +37,11 @@ class ServerState(BaseModel):
     version: Int64 | None = None  # newest policy version of its tokens
     tokens_per_s: float | None = None  # generated for this process lately
     paused: bool = False  # it answers, and generates nothing: a publish, or a person
+    held: bool = False  # an evaluation of the trainer keeps it at a version: no rollouts
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_false(write(self), "held")
 
 
 # Cause of a wait, the outer cause first: while the API is absent, nothing else can go on.

@@ -31,7 +31,6 @@ from atroposlib.utils.tokenizers.loading import require_model
 from atroposlib.wire.messages import NEUTRAL_PENALTIES
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
 from example_trainer.settings.algorithms import KEY
 from example_trainer.settings.plugins import named_plugins
@@ -43,7 +42,7 @@ OF_ENVIRONMENT = re.compile(
 )
 # The line by which a command ends with an error.
 REPORT = re.compile(r"(error|atropos-[a-z]+): ")
-NOWHERE = Endpoints("http://127.0.0.1:1", ())
+NOWHERE = roles.Endpoints("http://127.0.0.1:1", ())
 
 
 def require_startable(plan: Plan) -> None:
@@ -74,7 +73,7 @@ def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:
             Python has no torch, as on some login nodes, plug-ins are checked by the trainer alone.
     """
     _, cfg = trainer_settings(plan)
-    yield from _settings_problems(plan)
+    yield from _settings_problems(plan, on_cluster=True)
     if plugins_here and find_spec("torch") is not None:
         try:
             _require_plugins(plan, named_plugins(cfg))
@@ -104,9 +103,10 @@ def problems_of(plan: Plan) -> Iterator[str]:
     yield from _port_problems(plan)
 
 
-def _settings_problems(plan: Plan) -> Iterator[str]:
+def _settings_problems(plan: Plan, on_cluster: bool = False) -> Iterator[str]:
     """Problems that the settings show on any machine."""
     _, cfg = trainer_settings(plan)
+    yield from roles.evaluation_problems(plan, on_cluster)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _algorithm_problems(plan, cfg.algorithms)

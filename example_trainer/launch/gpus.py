@@ -18,6 +18,7 @@ from pathlib import Path
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.plan import Plan
+from example_trainer.launch.roles import needs_evaluation_server
 from example_trainer.launch.servers import choose_engine
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -62,8 +63,8 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
     Raises:
         ConfigError: there are fewer GPUs than the servers or the ranks need.
     """
-    wanted = plan.inference
-    as_named = GpuShares((None,) * wanted.count, plan.trainer.gpus, wanted.memory_share)
+    wanted, count = plan.inference, servers_of(plan)
+    as_named = GpuShares((None,) * count, plan.trainer.gpus, wanted.memory_share)
     if not visible:
         return as_named
     of_servers = _gpus_of_servers(plan, visible)
@@ -71,7 +72,7 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
     size = wanted.tensor_parallel
     servers: tuple[str | None, ...] = as_named.servers
     if VARIABLE not in wanted.env:
-        parts = (of_servers[i * size : (i + 1) * size] for i in range(wanted.count))
+        parts = (of_servers[i * size : (i + 1) * size] for i in range(count))
         servers = tuple(",".join(part) for part in parts)
     trainer = ",".join(of_trainer) or None
     both = sorted(set(of_servers) & set(of_trainer))
@@ -83,10 +84,15 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
     return GpuShares(servers, trainer, share, tuple(lines))
 
 
+def servers_of(plan: Plan) -> int:
+    """Number of servers of a local run, with the server of evaluations."""
+    return plan.inference.count + needs_evaluation_server(plan)
+
+
 def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
     """GPUs of all servers in turn: as named, else the first that the trainer leaves."""
     wanted = plan.inference
-    needed = wanted.count * wanted.tensor_parallel
+    needed = servers_of(plan) * wanted.tensor_parallel
     if VARIABLE in wanted.env:
         return _names_of(wanted.env[VARIABLE])
     if wanted.first_gpu is not None:
@@ -97,7 +103,7 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
         part = (free if len(free) >= needed else list(visible))[:needed]
     if len(part) < needed:
         raise ConfigError(
-            f"inference.count={wanted.count} servers with inference.tensor_parallel="
+            f"inference.count={servers_of(plan)} servers with inference.tensor_parallel="
             f"{wanted.tensor_parallel} need {needed} GPUs from inference.first_gpu="
             f"{wanted.first_gpu or 0} on, and {len(visible)} are visible"
         )

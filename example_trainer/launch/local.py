@@ -68,6 +68,7 @@ API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
 TRAINER, RUN_ID = "trainer", "ATROPOS_RUN_ID"
+EVALUATION = "evaluation-server"  # its loss costs evaluations and not the run
 FAILED, NOT_STARTED = 1, 2
 ANOTHER_FOLDER = "wait for its end, or name another folder by out=FOLDER"
 INVALID = Exit(NOT_STARTED)  # settings that another start does not change
@@ -108,6 +109,10 @@ class RestartPolicy:
         limit = self.trainer_retries if trains else self.restarts
         self._ends[name] += 1
         ends = self._ends[name]
+        if ends > limit and name == EVALUATION:
+            if ends == limit + 1:
+                run.print_incident(f"{line}; no evaluations from now on; log: {child.log}")
+            return
         if ends > limit:
             which = "recover_retries, recover_mode" if trains else "restarts"
             times = f"it was started {ends} times ({which})"
@@ -321,11 +326,13 @@ def processes(
     plan: Plan, served: ServingSettings, shares: gpus.GpuShares, per_step: int
 ) -> list[ProcessSpec]:
     """Return every process. All but the trainer, the last, may be restarted by hand."""
-    first = plan.inference.port
-    wanted_ports = (plan.api.port, *(first and first + i for i in range(plan.inference.count)))
+    first, count = plan.inference.port, plan.inference.count
+    servers = count + roles.needs_evaluation_server(plan)
+    wanted_ports = (plan.api.port, *(first and first + i for i in range(servers)))
     ports = [port or free_port() for port in wanted_ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    at = Endpoints(urls[0], tuple(urls[1:]))
+    evaluation = urls[1 + count] if servers > count else None
+    at = Endpoints(urls[0], tuple(urls[1 : 1 + count]), evaluation=evaluation)
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:
@@ -334,7 +341,8 @@ def processes(
 
     api = roles.api(plan, python, here, ports[0])
     specs = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
-    for i, url in enumerate(at.inference):
+    for i, url in enumerate(urls[1:]):
+        is_announced = i < count
         command = roles.inference(
             plan,
             served,
@@ -345,9 +353,11 @@ def processes(
             at,
             gpus=shares.servers[i],
             memory_share=shares.memory_share,
+            is_announced=is_announced,
         )
         bound_s = plan.inference.ready_within_s
-        specs.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
+        name = f"inference-{i}" if is_announced else EVALUATION
+        specs.append(spec(name, command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):
         for copy in range(wanted.count):
             name = roles.environment_name(plan, number)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,11 +50,13 @@ class Endpoints:
     Attributes:
         inference: of servers, for commands that take addresses once; the rest ask the API.
         api_file: holds the address of the API, which may change while the run goes on.
+        evaluation: of the server for evaluations alone.
     """
 
     api: str
     inference: tuple[str, ...] = ()
     api_file: Path | None = None
+    evaluation: str | None = None
 
     @property
     def api_address(self) -> str:
@@ -116,10 +119,12 @@ def inference(
     announced: str | None = None,
     gpus: str | None = None,
     memory_share: float | None = None,
+    is_announced: bool = True,
 ) -> Command:
     """Return the command of server ``index``, which announces itself to the API.
 
     Args:
+        is_announced: False for the server of evaluations: it gets no rollouts.
         announced: host name to announce, if it is not ``host``.
         gpus: CUDA_VISIBLE_DEVICES; None: all that its job sees.
         memory_share: of each GPU; None: the engine's default.
@@ -146,6 +151,8 @@ def inference(
         args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
         env={weight_folders.VARIABLE: str(published.resolve()), **wanted.env},
     )
+    if not is_announced:
+        return Command(server.argv, server.environment)
     url = f"http://{announced or host}:{port}"
     telling = ("--api", at.api_address, "--name", f"inference-{index}", "--url", url, "--")
     argv = (python, "-m", "atroposlib.client.announce", *telling, *server.argv)
@@ -235,14 +242,99 @@ def environment_settings(
         "server_type": CHAT_TYPES[choose_engine(plan.inference.engine)],
         "api_key": "none",
     }
-    wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
+    wiring: dict[str, Any] = {
+        "rollout_server_url": at.api_address,
+        "tokenizer_name": served.model_name,
+    }
     if trainer_settings(plan)[1].algorithms:  # the trainer knows environments by these names
         wiring["wandb_name"] = name_in_algorithms(plan, number)
+    if environment_name(plan, number) in evaluated_environments(plan):
+        wiring["steps_per_eval"] = 0  # the trainer evaluates it
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
     return {"strict": True, "openai": servers, **own, "env": env}
+
+
+def evaluated_environments(plan: Plan) -> list[str]:
+    """Names of the plan's environments that the trainer evaluates."""
+    names = [environment_name(plan, number) for number in range(len(plan.environments))]
+    first_words = [entry.split()[:1] for entry in trainer_settings(plan)[1].eval_environments]
+    return [name for name in names if [name] in first_words]
+
+
+def needs_evaluation_server(plan: Plan) -> bool:
+    """Whether the run has a server for evaluations alone."""
+    cfg = trainer_settings(plan)[1]
+    return cfg.eval_where == "dir" and cfg.eval_url is None
+
+
+def evaluation_problems(plan: Plan, on_cluster: bool) -> Iterator[str]:
+    """Problems of the plan with the servers of evaluations, a sentence each."""
+    if on_cluster and needs_evaluation_server(plan):
+        yield (
+            "evaluation.where=dir needs trainer.settings.eval_url on a cluster: the address of a"
+            " server that you start; or choose held"
+        )
+    if trainer_settings(plan)[1].eval_where != "held":
+        return
+    if plan.inference.count < 2:
+        yield (
+            "evaluation.where=held needs inference.count of 2 or more: one keeps its version, the"
+            " others go on; or choose dir"
+        )
+    if any(map(needs_servers, plan.environments)):
+        yield (
+            "evaluation.where=held needs environments that follow directory://, and a command names"
+            " {inference_url}: it would go on to sample held servers; choose dir"
+        )
+
+
+def evaluation_settings(plan: Plan, at: Endpoints) -> dict[str, Any]:
+    """Settings of the trainer for evaluations; writes a file for each environment of the plan.
+
+    Raises ConfigError: an environment is a command of the author's own.
+    """
+    _, served = trainer_settings(plan)
+    settings: dict[str, Any] = {}
+    if at.evaluation is not None:
+        settings["eval_url"] = at.evaluation
+    names = [environment_name(plan, number) for number in range(len(plan.environments))]
+    entries = []
+    for entry in served.eval_environments:
+        name, _, flags = entry.partition(" ")
+        if name in names:
+            entry = _evaluation_entry(plan, served, names.index(name), at, flags)
+        entries.append(entry)
+    return {**settings, "eval_environments": entries} if entries else settings
+
+
+def _evaluation_entry(
+    plan: Plan, served: ServingSettings, number: int, at: Endpoints, flags: str
+) -> str:
+    """The words after ``atropos eval`` for an environment of the plan."""
+    name, script = environment_name(plan, number), plan.environments[number].script
+    if script is None:
+        raise ConfigError(
+            f"eval_environments: {name} is a command of its own; evaluate it by eval_command"
+        )
+    settings = environment_settings(plan, number, served, at)
+    if at.evaluation is not None:  # an export is a whole model, also of an adapter
+        settings["openai"]["model_name"] = plan.inference.model or served.model_name
+    # Files and services of the environment that serves are its own.
+    apart: dict[str, Any] = {
+        "metrics_path": None,
+        "samples_path": None,
+        "use_wandb": False,
+        "trackers": [],
+    }
+    settings["env"] = {**settings["env"], **apart}
+    path = plan.launched / f"evaluation-{number}.yaml"
+    write_yaml(path, settings)
+    is_ready = script.endswith(".py") and not Path(script).is_file()
+    words = [f"name={name}", Path(script).stem if is_ready else script]
+    return " ".join((shlex.join([*words, "--config", str(path)]), flags)).strip()
 
 
 def served_name(plan: Plan, served: ServingSettings) -> str:
@@ -274,7 +366,7 @@ def trainer(
     wiring["inference_min_ready"] = plan.inference.min_ready or plan.inference.count
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
     write_yaml(first, {**default_settings(plan), **wiring})
-    write_yaml(last, plan.trainer.settings)
+    write_yaml(last, {**plan.trainer.settings, **evaluation_settings(plan, at)})
     nodes, nproc = plan.trainer.nodes, str(plan.trainer.nproc)
     argv: tuple[str, ...] = (python, "-m")
     if meet is not None and nodes > 1:

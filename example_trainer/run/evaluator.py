@@ -1,157 +1,289 @@
-"""Evaluation by a user command, while the servers hold a single version.
+"""Evaluation at a fixed version: its schedule, and where it runs.
 
-The trainer waits for the command, so no weights change during it; environments go on
-generating. A failed evaluation is counted and printed. It never becomes a number and never
-ends training.
+    shared   the trainer waits for the programs, so no weights change meanwhile
+    held     } a thread runs the programs on servers that keep the version; training goes on, and
+    dir      } results come later, under the step and the version that were evaluated
+
+An evaluation is bounded, and gives way to the next where it is late. A failed evaluation is counted and
+printed. It never becomes a number and never ends training.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
-import signal
-import subprocess
+import shutil
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from atroposlib.errors import AtroposError, surviving
+from atroposlib.utils.io import write_whole
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
-from example_trainer.settings.run import RunSettings
-from example_trainer.settings.section import fill_words
+from example_trainer.run.evaluation import RECORD, Evaluation, EvaluationOutcome, read_record
+from example_trainer.run.evaluation_jobs import jobs_of, run_jobs
+from example_trainer.run.evaluation_places import EvaluationPlace
+from example_trainer.run.heldout_copy import copy_to_heldout
+from example_trainer.settings.config import EvaluatorSettings
 from example_trainer.state import Frequency
 
 logger = logging.getLogger(__name__)
-RESULTS, OUTPUT = "metrics.json", "output.txt"
+FOLDER = "eval"  # below save_path
 POLL_S = 0.2
-TAIL_CHARS = 2000
+END_S = 30.0  # bound of ending the programs of an evaluation
+
+
+def no_report(evaluation: Evaluation) -> None:
+    """Log an evaluation nowhere."""
 
 
 class Evaluator:
-    """Runs ``cfg.eval_command`` on the first rank. All methods are collective.
+    """Evaluates on the first rank. All methods but :meth:`close` are collective.
 
     Args:
-        waits: lets a signal end the evaluation, and shows that the trainer waits for it.
+        waits: lets a signal end a wait, and shows that the trainer waits.
+        place: servers of evaluations in the background; None: the trainer waits for each.
+        report: gets each evaluation that ended in the background, in the trainer's loop.
     """
 
     def __init__(
-        self, cfg: RunSettings, world: Ranks, waits: WaitReporter | None = None
+        self,
+        cfg: EvaluatorSettings,
+        world: Ranks,
+        waits: WaitReporter | None = None,
+        place: EvaluationPlace | None = None,
+        report: Callable[[Evaluation], None] = no_report,
     ) -> None:
         self._cfg, self._world, self._waits = cfg, world, waits
+        self._place, self._report = place, report
+        self._running: BackgroundEvaluation | None = None
+        self._is_due = False  # also of an evaluation that was put off
         self.failures = 0
         self.frequency = Frequency(
             cfg.eval_every_epochs, cfg.eval_every_steps, cfg.eval_every_s, time.time()
         )
 
     def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
-        """Return the metrics before the first step, if the settings request an evaluation."""
-        if not self._cfg.eval_at_start or self._cfg.eval_command is None or state.step > 0:
+        """Return the metrics before the first step, if the settings request an evaluation.
+
+        A trainer that was started again first notes what became of earlier evaluations.
+        """
+        cfg = self._cfg
+        if self._place is not None:
+            run_on_rank0(self._world, lambda: self._note_earlier(state))
+        if not cfg.eval_at_start or not cfg.evaluates or state.step > 0:
             return {}
-        return run_on_rank0(self._world, lambda: self._evaluate(state, urls))
+        return self._evaluate(state, urls, lambda: True)
 
     def maybe(
         self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
     ) -> dict[str, float]:
-        """Return metrics after this step if due, as ``eval/<name>``; call once per step.
+        """Evaluate if it is due, and return the metrics; call once per step.
 
-        ``eval_failures`` counts failed evaluations so far. A stop signal raises Stopped.
+        In the background the metrics go to ``report`` when they come. ``eval_failures`` counts
+        failed evaluations so far. A stop signal raises Stopped.
         """
-        if self._cfg.eval_command is None:
+        if not self._cfg.evaluates:
             return {}
+        return self._evaluate(
+            state, urls, lambda: self.frequency.due(epoch_ended, time.time())
+        )
 
-        def evaluate() -> dict[str, float]:
-            due = self.frequency.due(epoch_ended, time.time())
-            return self._evaluate(state, urls) if due else {}
+    def finish(self) -> None:
+        """Wait for the evaluation that still runs, at most until its bound; training is done."""
+        if self._place is not None:
+            run_on_rank0(self._world, self._wait_for_last)
 
-        return run_on_rank0(self._world, evaluate)
+    def close(self) -> None:
+        """End what runs, and let its servers go."""
+        if self._running is not None:
+            self._running.stop("the trainer ended")
+            self._running.thread.join(END_S)
+            self._running = None
 
-    def _evaluate(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
-        out = Path(self._cfg.save_path).resolve() / "eval" / f"step_{state.step}"
-        problem, metrics = None, dict[str, float]()
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / RESULTS).unlink(missing_ok=True)  # left by an evaluation that is repeated
-            command = fill_words(
-                self._cfg.eval_command or [],
-                version=state.version,
-                step=state.step,
-                url=urls[0] if urls else "",
-                out=out,
+    def _evaluate(
+        self,
+        state: TrainerState,
+        urls: Sequence[str],
+        due: Callable[[], bool],
+    ) -> dict[str, float]:
+        place = self._place
+        if place is None:
+            return run_on_rank0(
+                self._world, lambda: self._wait_for(state, urls) if due() else {}
             )
-            problem = self._run(command, out / OUTPUT)
-            if problem is None and not (metrics := read_metrics(out / RESULTS)):
-                problem = f"{out / RESULTS} holds no number"
-        except (OSError, ValueError) as error:
-            problem = str(error)
-        if problem is not None:
+        if run_on_rank0(self._world, lambda: self._begin(place, state, due())):
+            problem = None
+            try:
+                place.export(state)
+            except AtroposError as error:  # a full disk, for example; alike on every rank
+                problem = str(error)
+            if self._running is not None:
+                self._running.start(problem)
+        return {"eval_failures": float(self.failures)} if self.failures else {}
+
+    def _folder(self, step: int) -> Path:
+        return Path(self._cfg.save_path).resolve() / FOLDER / f"step_{step}"
+
+    # --- shared: the trainer waits --------------------------------------------------------
+
+    def _wait_for(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
+        cfg, out, began = self._cfg, self._folder(state.step), time.monotonic()
+
+        def wait() -> None:
+            if self._waits is not None:
+                self._waits("the evaluation")
+
+        evaluation = Evaluation(state.step, state.version, cfg.eval_where, [*urls])
+        try:
+            jobs = jobs_of(cfg, state, state.version, urls, out)
+            until = began + cfg.eval_timeout_s
+            parts = run_jobs(jobs, out, until, cfg.eval_timeout_s, wait)
+            evaluation = evaluation.with_results(parts, time.monotonic() - began)
+        except (OSError, ValueError, AtroposError) as error:
+            evaluation = evaluation.with_problem(str(error), time.monotonic() - began)
+        self._count(evaluation)
+        numbers = {name: n for part in evaluation.parts for name, n in part.metrics().items()}
+        return {**numbers, "eval_failures": float(self.failures)}
+
+    def _count(self, evaluation: Evaluation) -> None:
+        if evaluation.has_failed:
             self.failures += 1
-            logger.warning(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}")
-        return {**metrics, "eval_failures": float(self.failures)}
+            logger.warning(f"EVALUATION FAILED at step {evaluation.step}: {evaluation.why}")
+        else:
+            logger.info(evaluation.line())
 
-    def _run(self, command: Sequence[str], output: Path) -> str | None:
-        """Run the command to its end or its timeout; return the error, if any."""
-        bound_s = self._cfg.eval_timeout_s
-        with output.open("wb") as written:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group, ended as a whole
-            )
+    # --- held, dir: in the background -----------------------------------------------------
+
+    def _begin(self, place: EvaluationPlace, state: TrainerState, due: bool) -> bool:
+        """Report what ended; take servers for an evaluation that is due. Rank 0.
+
+        An evaluation that still runs when the next is due is ended, and the next begins once its
+        servers are free.
+        """
+        self._collect()
+        self._is_due = self._is_due or due
+        if not self._is_due:
+            return False
+        if self._running is not None:
+            if due:
+                self._running.stop(f"replaced: the evaluation of step {state.step} is due")
+            return False
+        urls = place.take(state)
+        if not urls:
+            return False
+        self._is_due = False
+        out, version = self._folder(state.step), place.version(state)
+        shutil.rmtree(out, ignore_errors=True)  # of an evaluation that is repeated
+        evaluation = Evaluation(state.step, version, self._cfg.eval_where, urls)
+        self._running = BackgroundEvaluation(self._cfg, place, state, evaluation, out)
+        return True
+
+    def _collect(self) -> None:
+        running = self._running
+        if running is not None and not running.thread.is_alive():
+            self._running = None
+            self._log(running.evaluation, running.out)
+
+    def _log(self, evaluation: Evaluation, out: Path) -> None:
+        self._count(evaluation)
+        self._report(evaluation)
         try:
-            end = time.monotonic() + bound_s
-            while process.poll() is None:
-                if time.monotonic() > end:
-                    return f"not done after {bound_s:.0f} s"
-                if self._waits is not None:
-                    self._waits(f"the evaluation {command[0]}")
-                time.sleep(POLL_S)
-        finally:
-            # The pid is not reused before its exit status is read.
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        return None if process.returncode == 0 else f"exit status {process.returncode}"
+            write_record(replace(evaluation, is_logged=True), out)
+        except OSError as error:  # it is logged once more by the next life of the trainer
+            logger.warning(f"{out / RECORD}: {error}")
+
+    def _note_earlier(self, state: TrainerState) -> None:
+        """Note evaluations of an earlier life: lost, or ended and not logged yet."""
+        for file in self._folder(0).parent.glob(f"step_*/{RECORD}"):
+            earlier = read_record(file)
+            if earlier is None or earlier.is_logged:
+                continue
+            if earlier.step > state.step:
+                shutil.rmtree(file.parent, ignore_errors=True)  # the step is repeated
+                continue
+            if earlier.outcome is EvaluationOutcome.RUNNING:
+                earlier = earlier.as_lost()
+            self._log(earlier, file.parent)
+
+    def _wait_for_last(self) -> None:
+        while self._running is not None:
+            if self._waits is not None:
+                self._waits("the last evaluation")
+            self._running.thread.join(POLL_S)
+            self._collect()
 
 
-def read_metrics(path: Path) -> dict[str, float]:
-    """Read the numbers of a metrics file as ``eval/<name>``; nested names are joined by /.
+@dataclass
+class BackgroundEvaluation:
+    """An evaluation in a thread, which leaves its servers in every case.
 
-    Of a file in the format of the environments (``{"results": {"atropos|task|0": ..., "all":
-    ...}}``) only the results are read; results of all tasks together get no prefix.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no JSON object.
+    ``evaluation`` is final when the thread has ended.
     """
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict):
-        raise ValueError(f"{path} is no JSON object")
-    if isinstance(document.get("results"), dict):
-        document = dict(document["results"])
-        document.update(document.pop("all", None) or {})
-    return {f"eval/{name}": value for name, value in _numbers(document, "")}
+
+    cfg: EvaluatorSettings
+    place: EvaluationPlace
+    state: TrainerState
+    evaluation: Evaluation
+    out: Path
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
+        self._began = time.monotonic()
+        self._why: str | None = None  # it is to end early
+        self._problem: str | None = None
+
+    def start(self, problem: str | None) -> None:
+        """Begin; with a ``problem`` only to note it, and to give the servers back."""
+        self._problem = problem
+        self.thread.start()
+
+    def stop(self, why: str) -> None:
+        """End it soon, with the results that it has by then."""
+        self._why = self._why or why
+
+    def _run(self) -> None:
+        try:
+            with surviving(self._fail):
+                self._evaluate()
+        finally:
+            self.place.give_back(self.evaluation.servers)
+            with surviving(lambda error: logger.warning(f"{self.out / RECORD}: {error}")):
+                write_record(self.evaluation, self.out)
+
+    def _evaluate(self) -> None:
+        """Prepare the servers, run the programs, and check that the version has stayed."""
+        if self._problem is not None:
+            return self._fail(AtroposError(self._problem))
+        write_record(self.evaluation, self.out)
+        urls, version, bound_s = (
+            self.evaluation.servers,
+            self.evaluation.version,
+            self.cfg.eval_timeout_s,
+        )
+        self.place.load(urls, version)
+        self.place.check(urls, version)
+        engine = self.place.engine_name(urls[0])
+        jobs = jobs_of(self.cfg, self.state, version, urls, self.out, engine)
+        until = self._began + bound_s
+        parts = run_jobs(jobs, self.out, until, bound_s, lambda: self._why)
+        self.place.check(urls, version)
+        ended = self.evaluation.with_results(parts, time.monotonic() - self._began)
+        copy_to_heldout(ended, self.out, Path(self.cfg.log_dir))
+        self.evaluation = ended
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, (AtroposError, OSError, ValueError)):
+            logger.error("the evaluation has failed by a bug", exc_info=error)
+        self.evaluation = self.evaluation.with_problem(
+            str(error), time.monotonic() - self._began
+        )
 
 
-def _numbers(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in document.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            if math.isfinite(value):
-                yield f"{prefix}{name}", float(value)
-
-
-def _tail(out: Path) -> str:
-    """Return the end of the program's output."""
-    try:
-        text = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-    return f"\n{text[-TAIL_CHARS:]}" if text else ""
+def write_record(evaluation: Evaluation, out: Path) -> None:
+    """Write what became of an evaluation into its directory."""
+    write_whole(out / RECORD, evaluation.to_json())

@@ -37,7 +37,7 @@ from typing import Any
 
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
-from atroposlib.trackers.jsonl import RESUMED, Jsonl
+from atroposlib.trackers.jsonl import EVALUATED, RESUMED, Jsonl
 from atroposlib.trackers.services import DEFAULT_PROJECT, Run
 from atroposlib.utils.metrics import percentile
 from atroposlib.wire import ClaimedBatch
@@ -45,6 +45,7 @@ from example_trainer.advantage.prepare import Prepared
 from example_trainer.advantage.rewards import TRUNCATED
 from example_trainer.data.rows import Row, TrainingBatch, token_staleness
 from example_trainer.run.display import Display
+from example_trainer.run.evaluation import Evaluation
 from example_trainer.settings.run import WatchSettings
 from example_trainer.weights.agreement import Agreement, Tokens
 
@@ -146,6 +147,28 @@ class MetricsLog:
         self._file.write(whole)
         self._times.add(whole)
         self._display.step(whole)
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Log an evaluation that ended later than its step, under its own step and version.
+
+        Trackers take steps in any order: for wandb ``services`` defines an axis.
+        """
+        numbers = evaluation.metrics()
+        if self._trackers is not None and numbers:
+            for tracker in self._trackers:
+                tracker.log(numbers, evaluation.step)
+        line: dict[str, Any] = {
+            EVALUATED: evaluation.step,
+            "evaluated_version": evaluation.version,
+            "evaluation": evaluation.outcome.value,
+            "evaluation_s": evaluation.seconds,
+            **numbers,
+        }
+        if evaluation.problem is not None:
+            line["evaluation_problem"] = evaluation.problem
+        if self._run_id is not None:
+            line["run_id"] = self._run_id
+        self._file.write({**line, "time": round(time.time(), 3)})
 
     def __enter__(self) -> MetricsLog:
         return self

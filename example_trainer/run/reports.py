@@ -86,6 +86,12 @@ class Reporter:
         report = StepReport.of(finite_numbers(record), role="trainer", **more)
         self._put(lambda: self._client.report_step(report))
 
+    def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add the numbers of an evaluation to its step, which was reported before."""
+        if numbers:
+            report = StepReport.of(finite_numbers(numbers), role="trainer", step=step)
+            self._put(lambda: self._client.report_step(report))
+
     def _put(self, job: Callable[[], None]) -> None:
         if self._queue.qsize() >= MAX_WAITING:
             self.lost += 1

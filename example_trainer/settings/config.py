@@ -27,7 +27,7 @@ from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.run import RunSettings, WatchSettings
+from example_trainer.settings.run import EvaluationSettings, RunSettings, WatchSettings
 from example_trainer.settings.weights import ServingSettings
 
 __all__ = ["TrainingConfig", "parse_layers"]
@@ -44,10 +44,16 @@ CHECKPOINT_IDENTITY = (
 )
 
 
+class EvaluatorSettings(ServingSettings, WatchSettings, EvaluationSettings, RunSettings):
+    """Settings of evaluations: the servers, the folders, and when; nothing of the learning."""
+
+    @property
+    def published(self) -> Path:
+        return Path(self.publish_dir or Path(self.save_path) / "published")
+
+
 class TrainingConfig(
-    ServingSettings,
-    WatchSettings,
-    RunSettings,
+    EvaluatorSettings,
     MixtureSettings,
     ObjectiveSettings,
     OptimSettings,
@@ -97,6 +103,12 @@ class TrainingConfig(
             "keep_adapters keeps adapters that weight_publisher lora publishes under"
             " publish_adapter_name; set both, or leave it out",
         )
+        yield (
+            ("eval_where", "eval_environments", "eval_command"),
+            self.eval_where != "shared" and not self.evaluates,
+            f"eval_where {self.eval_where} has nothing to evaluate: name eval_environments or"
+            " eval_command",
+        )
         yield from objective_checks(self)
         yield (
             ("optimizer_offload", "optimizer"),
@@ -104,10 +116,6 @@ class TrainingConfig(
             "optimizer_offload keeps the moments of adamw in main memory, and the optimizer"
             f" is {self.optimizer}; set --optimizer adamw or leave it out",
         )
-
-    @property
-    def published(self) -> Path:
-        return Path(self.publish_dir or Path(self.save_path) / "published")
 
     def registration(self, max_token_len: int, **more: Any) -> Registration:
         """The registration of this process, at step 0; ``more`` replaces fields of it."""

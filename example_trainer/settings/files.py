@@ -40,7 +40,12 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import AdvantageSettings, LossSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
+from example_trainer.settings.run import (
+    EvaluationSettings,
+    OriginalSettings,
+    RunSettings,
+    WatchSettings,
+)
 from example_trainer.settings.section import RENAMED, renamed_note
 from example_trainer.settings.weights import WeightSettings
 
@@ -53,6 +58,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "mixture": MixtureSettings,
     "weights": WeightSettings,
     "run": RunSettings,
+    "evaluation": EvaluationSettings,
     "watch": WatchSettings,
     "original": OriginalSettings,
 }
@@ -175,6 +181,13 @@ _OURS: dict[str, Renamed] = {
         for key, name in _NAMES.items()
         if name in model.model_fields
     },
+    # The section's short names: evaluation.where is eval_where.
+    **{
+        f"evaluation.{name.removeprefix('eval_')}": Renamed(name)
+        for name in EvaluationSettings.model_fields
+    },
+    "evaluation.every": Renamed("eval_every_steps"),
+    "evaluation_timeout_s": Renamed("eval_timeout_s"),
 }
 
 

@@ -14,7 +14,7 @@ RECOVERY_WRITE_S = 1800.0  # bound of writing a recovery checkpoint
 
 
 class RunSettings(Section):
-    """The rollout API, saving, recovery, evaluation."""
+    """The rollout API, saving, recovery."""
 
     atropos_url: str = Field(
         "http://localhost:8000",
@@ -87,22 +87,51 @@ class RunSettings(Section):
         3, ge=0, description="times the launcher starts a trainer again that failed"
     )
 
-    # --- evaluation -----------------------------------------------------------------------
+    @property
+    def trainer_retries(self) -> int:
+        """Times a launcher starts a failed trainer again."""
+        return self.recover_retries if self.recover_mode in ("auto", "fault") else 0
+
+
+class EvaluationSettings(Section):
+    """Evaluation at a fixed version; in a file also ``evaluation: {every, environments, where}``."""
+
     eval_command: list[str] | None = Field(
         None,
         description="program and arguments, run while the servers hold one version; {version},"
         " {step}, {url} and {out} are filled in; numbers in {out}/metrics.json are logged",
     )
+    eval_environments: list[str] = Field(
+        [],
+        description="environments whose held-out tasks are evaluated: names of the plan, or what"
+        " follows `atropos eval` on a command line, such as 'sums.py --env.eval_items 50'",
+    )
+    eval_where: Literal["shared", "held", "dir"] = Field(
+        "shared",
+        description="shared: on the servers of the rollouts, and training waits; held: a share of"
+        " them keeps its version meanwhile; dir: a server of its own loads an export",
+    )
+    eval_share: float = Field(
+        0.25, gt=0, lt=1, description="share of the servers that held keeps, at least one"
+    )
+    eval_url: str | None = Field(
+        None, description="server of dir (default: `atropos run` starts one)"
+    )
     eval_every_epochs: int | None = Field(None, ge=1, description="epochs between evaluations")
     eval_every_steps: int | None = Field(None, ge=1, description="steps between evaluations")
     eval_every_s: float | None = Field(None, gt=0, description="seconds between evaluations")
     eval_at_start: bool = Field(False, description="evaluate once before the first step")
-    eval_timeout_s: float = Field(1800.0, gt=0, description="bound of one evaluation")
+    eval_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="bound of one evaluation, also named evaluation_timeout_s; held and dir then"
+        " have the results of the tasks done by then, marked as partial",
+    )
 
     @property
-    def trainer_retries(self) -> int:
-        """Times a launcher starts a failed trainer again."""
-        return self.recover_retries if self.recover_mode in ("auto", "fault") else 0
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate."""
+        return self.eval_command is not None or bool(self.eval_environments)
 
 
 class WatchSettings(Section):

@@ -53,11 +53,13 @@ class DiskPublisher(Publisher):
     def tidy(self) -> None:
         """Delete the directories that no server reads, also directories of killed trainers.
 
-        Every server that takes part has confirmed the newest. A server that is behind may
-        still read the directory that it was given last.
+        Every server that takes part has confirmed the newest. A server that is behind, or
+        held, may still read the directory that it was given last.
         """
-        slow, reads = self.fleet.behind | self.fleet.renewing, self.fleet.reads
-        kept = {*self._written, *self._further, *(reads[url] for url in slow & reads.keys())}
+        fleet, reads = self.fleet, self.fleet.reads
+        others = fleet.behind | fleet.renewing | fleet.held.keys()
+        further = (reads[url] for url in others & reads.keys())
+        kept = {*self._written, *self._further, *further}
         folder = self.cfg.published.resolve()
         for path in (*folder.glob(f"{self.kind}*"), *folder.glob(f".{self.kind}*{DRAFT}")):
             if path not in kept:

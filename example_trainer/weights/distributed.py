@@ -65,8 +65,8 @@ class DistributedPublisher(Publisher):
         spec, group = self._spec, self._group
         self._spec = self._group = None
         if group is not None and spec is not None:
-            present = set(self.fleet.present)
-            members = [engine for engine in self._joined if engine in present]
+            answering = {*self.fleet.urls, *self.fleet.held}
+            members = [engine for engine in self._joined if engine.url in answering]
             call_all(members, lambda engine: engine.leave_group(spec))
             group.close()
 

@@ -7,6 +7,10 @@ that does not answer is left out, and gets the current weights before it serves 
 next publish or, before that, from the keeper (``publisher``). So is a server that loads for
 much longer than the rest; only the keeper takes it back, so that it holds up no further
 publish.
+
+    in the fleet --hold--> held at its version --release--> left out, gets the current weights
+
+A held server belongs to an evaluation: publishes pass it over.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ class Fleet:
         self.absent: dict[str, float] = {}  # URL of a server left out -> since, monotonic
         self.behind: set[str] = set()  # URLs left out because they were slow
         self.renewing: set[str] = set()  # URLs of absent servers that the keeper gives weights
+        self.held: dict[str, int] = {}  # URL of a server of an evaluation -> its version
         self.reads: dict[str, Path] = {}  # URL -> the directory that it loaded last
         self.measured: dict[str, dict[str, float]] = {}  # URL -> seconds and bytes, by name
         self._unanswered: dict[str, float] = {}  # URL -> since, monotonic, during a publish
@@ -97,7 +102,28 @@ class Fleet:
     @property
     def present(self) -> list[InferenceServer]:
         """The servers that take part."""
-        return [engine for engine in self.engines if engine.url not in self.absent]
+        out = self.absent.keys() | self.held.keys()
+        return [engine for engine in self.engines if engine.url not in out]
+
+    def hold(self, share: float, version: int) -> list[str]:
+        """Keep a share of the servers at ``version``, which they hold; return their URLs.
+
+        Call it between two publishes. No URL where fewer than two servers take part.
+        """
+        with self.lock:
+            urls = self.urls
+            count = held_count(len(urls), share)
+            chosen = urls[len(urls) - count :]
+            self.held.update(dict.fromkeys(chosen, version))
+        return chosen
+
+    def release(self, urls: Iterable[str]) -> None:
+        """Let held servers take part again, once they hold the current weights."""
+        for url in urls:
+            if url in self.held:
+                # First absent: at no moment does it take part with its old weights.
+                self.absent.setdefault(url, time.monotonic())
+                self.held.pop(url, None)
 
     @property
     def urls(self) -> list[str]:
@@ -116,6 +142,7 @@ class Fleet:
             "servers_absent": len(self.absent),
             "servers_behind": len(self.behind),
             "servers_rejoined": self.rejoined,
+            **({"servers_held": len(self.held)} if self.held else {}),
             **largest,
             "servers_measured": of_each,
         }
@@ -140,7 +167,11 @@ class Fleet:
         }
         silent = self._unanswered | self._awaited | self.absent
         return [
-            ServerState(url=e.url, silent_s=now - silent[e.url] if e.url in silent else None)
+            ServerState(
+                url=e.url,
+                silent_s=now - silent[e.url] if e.url in silent else None,
+                held=e.url in self.held,
+            )
             for e in self.engines
         ]
 
@@ -198,6 +229,7 @@ class Fleet:
     def wait(self, look: Callable[[], None]) -> None:
         """Call ``look`` until a server takes part; raises as :meth:`check`."""
         while self.engines and not self.present:
+            self.release(list(self.held))  # an evaluation does not hold up the training
             self.check()
             self.on_wait(self._absence())
             time.sleep(POLL_S)
@@ -362,6 +394,14 @@ class Fleet:
             f"{' (silent: ' + ', '.join(silent) + ')' if silent else ''}; {named}."
             f" {AFTERWARDS}"
         )
+
+
+def held_count(present: int, share: float) -> int:
+    """How many of the servers an evaluation may hold: a share, at least 1, never all.
+
+    Example: at a share of 0.25 of 8 servers 2, of 2 servers 1, of 1 server 0.
+    """
+    return min(max(1, int(share * present)), present - 1) if present > 1 else 0
 
 
 def call_all(

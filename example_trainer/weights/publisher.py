@@ -124,7 +124,8 @@ class Publisher:
             return  # no publish yet, or a publish in progress
         try:
             self.fleet.follow(self.fleet)
-            engines = [e for e in self.engines if e.url not in self.fleet.renewing]
+            busy = self.fleet.renewing | self.fleet.held.keys()
+            engines = [e for e in self.engines if e.url not in busy]
             held = self._held
             lost = call_all(engines, self._leave_out_lost)
             due = [
@@ -147,7 +148,8 @@ class Publisher:
             why = RESTARTED
         if why == SILENT:
             self.fleet.behind.discard(engine.url)
-        if why is not None:
+        is_released = why == RESTARTED and engine.url in self.fleet.absent
+        if why is not None and not is_released:
             self.fleet.leave_out([(engine.url, ServerGone(why))])
         return why
 

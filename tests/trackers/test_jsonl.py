@@ -73,3 +73,18 @@ def test_a_rewound_run_has_one_line_per_step_and_other_runs_keep_theirs(tmp_path
         {"note": 1},
         {"run_id": "a", "step": 2},
     ]
+
+
+def test_an_evaluation_that_came_later_belongs_to_its_step(tmp_path):
+    late = {"run_id": "a", "evaluated_step": 1, "evaluated_version": 1, "eval/exact": 0.5}
+    lines = [{"run_id": "a", "step": n, "loss": n} for n in (1, 2)]
+    assert last_run([*lines, late, {**late, "evaluated_step": 7}]) == [
+        {"run_id": "a", "step": 1, "loss": 1, "evaluated_version": 1, "eval/exact": 0.5},
+        {"run_id": "a", "step": 2, "loss": 2},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, late]))
+    file = Jsonl(path)
+    assert file.rewind("a", 1) == 1  # step 2; the evaluation of step 1 stays
+    assert file.rewind("a", 0) == 2
+    file.close()

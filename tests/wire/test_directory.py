@@ -37,3 +37,14 @@ def test_a_server_leaves_once_the_list_is_complete_and_others_remain():
 def test_an_announced_address_is_one_of_http(url):
     with pytest.raises(ValidationError):
         Announcement(url=url, instance="i", started=0)
+
+
+def test_the_held_flag_is_written_only_where_it_is_set():
+    (entry,) = listed(a=True).servers
+    assert "held" not in entry.model_dump() and "held" not in entry.model_dump_json()
+    held = entry.model_copy(update={"held": True})
+    assert held.model_dump()["held"] is True
+    assert type(entry).model_validate_json(held.model_dump_json()) == held
+    whole = ServerDirectory(instance="i", complete=True, servers=[entry, held])
+    assert whole.urls_to_rest(["http://b:1", "http://a:1"]) == ["http://a:1"]
+    assert whole.model_dump_json().count("held") == 1

@@ -184,6 +184,14 @@ class StepFact(Record):
 
     def write(self, connection: apsw.Connection) -> None:
         row = (self.role, self.name, self.step, self.batch_no, self.at, _json(self.values))
+        if self.role == "trainer" and self.batch_no is None:
+            # An evaluation ends after its step, and adds its numbers to the step's.
+            connection.execute(
+                "INSERT INTO step VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+                "SET body = json_patch(body, excluded.body)",
+                row,
+            )
+            return
         connection.execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?, ?)", row)
         if self.batch_no is not None and self.role == "trainer":
             connection.execute(

@@ -59,6 +59,8 @@ def inference_server(
         details["paused"] = 1
     if versions:
         details["version"] = max(versions)
+    if any(state.held for state, _ in reports):
+        details["held"] = 1
     if rates:
         details["tokens_per_s"] = round(sum(rates), 1)
     if announced is not None:
@@ -114,7 +116,8 @@ def directory(
     """Inference servers whose own heartbeats are fresh; the API ``began`` as ``instance``.
 
     A server takes part if a trainer reports that it answers: it then holds the current weights.
-    Without a trainer that reports, all servers take part, once the list is complete.
+    Without a trainer that reports, all servers take part, once the list is complete. A server
+    that an evaluation holds takes no part.
     """
     complete = now - began > SILENT_S
     reporting = any(beat.role == "trainer" and now - seen <= REPORT_S for beat, seen in beats)
@@ -122,16 +125,20 @@ def directory(
     for beat, seen in beats:
         if beat.announces is None or "ended" in beat.details or now - seen > SILENT_S:
             continue
-        taken = any(
-            role == "trainer" and state.silent_s is None
+        seen_by_trainers = [
+            state
             for (role, _), (state, _) in reports.get(beat.announces.url, {}).items()
-        )
+            if role == "trainer"
+        ]
+        taken = any(state.silent_s is None for state in seen_by_trainers)
+        held = any(state.held for state in seen_by_trainers)
         listed.servers.append(
             ServerEntry(
                 **beat.announces.model_dump(),
                 name=beat.name,
                 age_s=max(0.0, now - seen),
-                takes_part=taken or complete and not reporting,
+                takes_part=not held and (taken or complete and not reporting),
+                held=held,
             )
         )
     return listed

@@ -23,12 +23,12 @@ from atroposlib.envs.function_env.data import (
     takes_level,
 )
 from atroposlib.envs.function_env.local_data import FunctionRuntime
+from atroposlib.envs.function_env.partial_results import draw_held_out
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
     TOOL_PARSER,
     RolloutRunner,
-    draw_all,
     errors_of_means,
     evaluation_metrics,
 )
@@ -301,13 +301,15 @@ class FunctionEnv(BaseEnv):
                 raise ConfigError(advice)
             logger.warning("%s", advice)  # the training run continues
             return
-        samples = await draw_all(
+        alone = (
+            self._atropos.serving is None
+        )  # the results of ``serve`` are of whole evaluations
+        samples = await draw_held_out(
+            config,
             self.held_out,
-            config.eval_samples,
             self.rollouts.evaluate,
-            at_once=config.max_eval_workers,
-            tries=config.max_item_retries + 1,
-            code=self.definition.function,
+            self.definition.function,
+            config.data_dir_to_save_evals if alone else None,
         )
         await self.evaluate_log(
             evaluation_metrics(samples, config.eval_samples),

@@ -376,15 +376,18 @@ async def draw_all(
     at_once: int,
     tries: int,
     code: Callable[..., Any] | None = None,
+    finished: Callable[[EvalSample], None] = lambda sample: None,
 ) -> list[EvalSample]:
     """``times`` samples of every item; a failed sample is drawn up to ``tries`` times.
+
+    ``finished`` is called with each sample.
 
     Raises OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
     the first two items.
     """
     failures = Repeats()
 
-    async def one(item: TaskItem) -> EvalSample:
+    async def draw_with_retries(item: TaskItem) -> EvalSample:
         for left in reversed(range(tries)):
             try:
                 return await draw(item)
@@ -393,6 +396,11 @@ async def draw_all(
                 if left == 0:
                     return EvalSample(item, Result.FAILED, error=error)
         raise AssertionError("unreachable: tries is at least 1")
+
+    async def one(item: TaskItem) -> EvalSample:
+        sample = await draw_with_retries(item)
+        finished(sample)
+        return sample
 
     def error_of(sample: EvalSample) -> AtroposError | None:
         none = sample.result is Result.UNSCORED

@@ -88,6 +88,7 @@ class ServerManager(RoutedCalls):
         self._server_class = server_class
         self._version: int | None = None
         self._weight = 1.0
+        self._resting: dict[str, APIServer] = {}  # held servers, whose calls still run
         listed = [] if testing else _server_list(configs, slurm)
         #: Settings of the servers that :meth:`follow` takes; None: the servers come from
         #: ``configs``.
@@ -102,30 +103,38 @@ class ServerManager(RoutedCalls):
         backend = backend_for(config.server_type) if by_type else self._server_class
         return backend(config, self.reasoning_config)
 
+    def _connect_at(self, url: str) -> APIServer:
+        assert self.template is not None  # the servers come from the directory
+        return self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+
     async def follow(self, directory: ServerDirectory) -> list[APIServer]:
         """Take part with servers that joined the directory; leave out servers that left it.
 
         Returns the new servers. Calls that run on a server that left fail over to a different
-        server.
+        server. Calls that run on a held server end there; further calls go elsewhere.
         """
         if self.template is None:
             return []
         known = [server._parts.root_url for server in self.servers]
         joined = directory.urls_to_add(known)
         new = [
-            self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+            self._resting.pop(url) if url in self._resting else self._connect_at(url)
             for url in joined
         ]
         for server in new:
             server.announced_version = self._version
             await server.update_weight(self._weight)
         left = directory.urls_to_remove([*known, *joined])
-        gone = [server for server in self.servers if server._parts.root_url in left]
-        self.servers[:] = [known for known in self.servers if known not in gone] + new
+        held = directory.urls_to_rest(known)
+        by_url = {server._parts.root_url: server for server in self.servers}
+        self._resting.update({url: by_url.pop(url) for url in held})
+        gone = [by_url.pop(url) for url in left if url in by_url]
+        self.servers[:] = [*by_url.values(), *new]
         for server in gone:
             server._parts.health.mark_suspect()
             await server.close()  # ends requests that would wait for a node that is gone
-        for what, urls in (("takes part", joined), ("has left the directory", left)):
+        moves = {"takes part": joined, "has left the directory": left, "is held": held}
+        for what, urls in moves.items():
             for url in urls:
                 logger.info("inference server %s %s", url, what)
         return new
@@ -240,7 +249,7 @@ class ServerManager(RoutedCalls):
 
     async def close(self) -> None:
         """Close every connection; call once, at the end."""
-        for server in self.servers:
+        for server in [*self.servers, *self._resting.values()]:
             await server.close()
 
     # --- routing ----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,15 @@ def test_a_path_that_cannot_be_an_index_is_named(tmp_path, is_file, is_folder):
         (data / is_file).write_text("")
     with pytest.raises(ConfigError, match=f"{data}.*move that away, or choose another"):
         Index(data / "archive" / "index.sqlite")
+
+
+def test_an_evaluation_adds_its_numbers_to_those_of_its_step():
+    index = index_of()
+    index.write([StepFact("trainer", "t", 40, 1.0, {"loss": 0.5}, batch_no=7)])
+    index.write([StepFact("trainer", "t", 40, 2.0, {"eval/exact": 0.25})])
+    index.write([StepFact("trainer", "t", 0, 2.0, {"eval/exact": 0.0})])  # before any step
+    steps = index.read("SELECT step, batch_no, body FROM step ORDER BY step")
+    assert [(step, no, json.loads(body)) for step, no, body in steps] == [
+        (0, None, {"eval/exact": 0.0}),
+        (40, 7, {"loss": 0.5, "eval/exact": 0.25}),
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from atroposlib.api.decisions.stalled import inference_server, stalled
+from atroposlib.api.decisions.stalled import directory, inference_server, stalled
 from atroposlib.run_status.evidence import FORGOTTEN_S
+from atroposlib.wire import Announcement, Heartbeat
 from atroposlib.wire.status import Participant, ServerState
 
 URL = "http://gpu1:9001"
@@ -75,3 +76,22 @@ def test_a_server_that_answers_another_caller_is_not_named():
     server = inference_server(URL, [state(24.0), state(version=3), state(version=4)])
     assert server.details["version"] == 4 and server.phase == "serving"
     assert stalled([server]) == []
+
+
+def test_a_server_that_an_evaluation_holds_is_listed_and_takes_no_part():
+    announced = Announcement(url=URL, instance="i", started=0.0)
+    beat = Heartbeat(
+        role="inference", name="a", phase="x", waiting_on=None, announces=announced
+    )
+    trainer = Heartbeat(role="trainer", name="t", phase="x", waiting_on=None)
+    beats = [(beat, 99.0), (trainer, 99.0)]
+
+    def listed(held: bool):
+        reports = {URL: {("trainer", "t"): (ServerState(url=URL, held=held), 99.0)}}
+        (entry,) = directory(beats, reports, 100.0, "api", 0.0).servers
+        return entry
+
+    assert (listed(True).held, listed(True).takes_part) == (True, False)
+    assert (listed(False).held, listed(False).takes_part) == (False, True)
+    assert inference_server(URL, [state(held=True)]).details["held"] == 1
+    assert "held" not in inference_server(URL, [state()]).details

@@ -121,6 +121,31 @@ async def test_an_evaluation_of_failures_only_fails(env_of):
         await env.evaluate()
 
 
+async def test_what_is_measured_is_in_files_while_another_sample_hangs(env_of, tmp_path):
+    path = tmp_path / "partial" / "metrics.json"
+
+    @environment(["train"], eval_dataset=["good", "bad", "hangs"])
+    async def slow(task, model):
+        if task == "hangs":
+            await asyncio.sleep(600)
+        return float(task == "good")
+
+    env = env_of(slow, max_item_retries=0)
+    env.config.data_dir_to_save_evals = str(tmp_path)
+    await env.setup()
+    evaluation = asyncio.ensure_future(env.evaluate())
+    while not path.exists() or '"items": 2' not in path.read_text():
+        await asyncio.sleep(0.01)
+    evaluation.cancel()
+    await asyncio.gather(evaluation, return_exceptions=True)
+    await env.close()
+    written = json.loads(path.read_text())
+    results = written["results"]["all"]
+    assert written["config_general"]["partial_of"] == 3
+    assert (results["items"], results["reward"]) == (2, 0.5)
+    assert not (tmp_path / "metrics.json").exists()
+
+
 async def test_an_evaluation_ends_after_two_items_that_fail_by_one_mistake(env_of):
     played = []
 

@@ -328,6 +328,24 @@ async def test_a_request_that_runs_on_a_server_that_left_goes_to_another(
         await writer.wait_closed()
 
 
+async def test_a_held_server_ends_its_calls_and_gets_no_further_until_it_is_released(
+    fake_url: str,
+) -> None:
+    manager, other = following(), "http://127.0.0.1:9"
+    await manager.follow(directory(fake_url, other))
+    held_server = manager.servers[0]
+    listed = directory(fake_url, other)
+    listed.servers[0] = listed.servers[0].model_copy(
+        update={"held": True, "takes_part": False}
+    )
+    running = asyncio.ensure_future(held_server.chat_completion(messages=HELLO, max_tokens=5))
+    assert await manager.follow(listed) == []
+    assert [server.base_url for server in manager.servers] == [f"{other}/v1"]
+    assert len((await asyncio.wait_for(running, 600)).choices) == 1
+    assert await manager.follow(directory(fake_url, other)) == [held_server]
+    await manager.close()
+
+
 async def test_a_call_without_any_server_is_refused_at_once() -> None:
     with pytest.raises(InferenceUnavailable, match="directory of the rollout API"):
         await following().chat_completion(messages=HELLO)

@@ -249,3 +249,16 @@ def test_an_algorithm_of_no_environment_is_refused_with_the_nearest_name(planned
             planned("environments.0.name=gsm8k", "algorithms.gsm8k.loss=sapo")
         )
     )
+
+
+def test_held_needs_two_servers_and_dir_an_address_on_a_cluster(tmp_path):
+    entry = "evaluation.environments=gsm8k_server"
+    held = plan("evaluation.where=held", entry, out=tmp_path)
+    assert any("inference.count of 2 or more" in text for text in problems_of(held))
+    held.environments[0].script, held.environments[0].command = None, ["a", "{inference_url}"]
+    assert any("would go on to sample held servers" in text for text in problems_of(held))
+    own = plan("evaluation.where=dir", entry, out=tmp_path)
+    with pytest.raises(ConfigError, match="needs trainer.settings.eval_url on a cluster"):
+        require_submittable(own, plugins_here=False)
+    named = plan("evaluation.where=dir", "evaluation.url=http://a:1", entry, out=tmp_path)
+    require_submittable(named, plugins_here=False)

@@ -101,3 +101,9 @@ def test_the_variable_of_the_launcher_names_what_it_sees(monkeypatch):
     assert gpus.visible_gpus() == ("0", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert gpus.visible_gpus() == ()
+
+
+def test_the_server_of_evaluations_has_gpus_of_its_own():
+    words = ("evaluation.where=dir", "evaluation.environments=gsm8k_server")
+    found = shares(EIGHT, *words, "inference.tensor_parallel=2")
+    assert (found.servers, found.trainer) == (("0,1", "2,3"), "4")

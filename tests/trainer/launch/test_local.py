@@ -304,3 +304,23 @@ def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
     assert (tmp_path / "run" / "checkpoints" / "final_model" / "config.json").exists()
+
+
+def test_the_server_of_evaluations_is_of_the_run_but_not_in_the_directory(tmp_path):
+    words = ("evaluation.where=dir", "evaluation.environments=gsm8k_server")
+    found = plan(*words, "inference.engine=local", "inference.port=9100", out=tmp_path)
+    _, cfg = trainer_settings(found)
+    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares((None, None)), 8)}
+    assert list(specs)[1:3] == ["inference-0", "evaluation-server"]
+    server = specs["evaluation-server"]
+    assert server.health_url == "http://127.0.0.1:9101/health"
+    assert "atroposlib.client.announce" in specs["inference-0"].argv
+    assert "atroposlib.client.announce" not in server.argv
+    settings = json.loads((tmp_path / "launch" / "trainer.yaml").read_text())
+    assert settings["eval_url"] == "http://127.0.0.1:9101"
+
+
+def test_a_server_of_evaluations_that_keeps_dying_costs_the_evaluations_alone(watch):
+    codes = {"evaluation-server": [1, 1, 1], "trainer": [0]}
+    printed, starts = watch(RestartPolicy(3, 2, 0.0), env=[], **codes)
+    assert starts["trainer"] == ["0"] and not [line for line in printed if "failed:" in line]

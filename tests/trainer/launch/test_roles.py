@@ -165,3 +165,33 @@ def test_environments_register_by_the_names_of_their_algorithms():
         found = plan(*words)
         settings = roles.environment_settings(found, 0, trainer_settings(found)[1], AT)
         assert settings["env"].get("wandb_name") == name
+
+
+def test_the_trainer_evaluates_an_environment_of_the_plan_with_its_settings(tmp_path):
+    words = ["evaluation.every=20", "evaluation.where=held", "inference.count=2"]
+    entry = "evaluation.environments=['gsm8k_server --env.eval_items 9', other.py]"
+    of = plan(*words, entry, out=tmp_path)
+    roles.trainer(of, "py", AT)
+    written = json.loads((tmp_path / "launch" / "trainer.yaml").read_text())
+    own = tmp_path / "launch" / "evaluation-0.yaml"
+    script = "environments/gsm8k_server.py"
+    assert written["eval_environments"] == [
+        f"name=gsm8k_server {script} --config {own} --env.eval_items 9",
+        "other.py",
+    ]
+    settings = json.loads(own.read_text())["env"]
+    assert settings["group_size"] == 8  # as it trains
+    assert (settings["metrics_path"], settings["use_wandb"]) == (None, False)
+    _, cfg = trainer_settings(of)
+    serving = roles.environment_settings(of, 0, cfg, AT)["env"]
+    assert serving["steps_per_eval"] == 0  # not evaluated twice
+    usual = plan(out=tmp_path)
+    assert "steps_per_eval" not in roles.environment_settings(usual, 0, cfg, AT)["env"]
+
+
+def test_a_command_of_the_authors_own_is_not_evaluated_by_name(tmp_path):
+    of = plan("evaluation.environments=mine", out=tmp_path)
+    of.environments[0].script, of.environments[0].command = None, ["run"]
+    of.environments[0].name = "mine"
+    with pytest.raises(ConfigError, match="evaluate it by eval_command"):
+        roles.trainer(of, "py", AT)

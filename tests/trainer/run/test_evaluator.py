@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ import pytest
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
-from example_trainer.run.evaluator import Evaluator, read_metrics
+from example_trainer.run.evaluator import Evaluator
 from example_trainer.state import Stopped, StopSignal
 
 STATE = TrainerState("run", step=7, version=6, batch_no=7)
@@ -49,27 +48,10 @@ def test_command_gets_version_and_url_and_its_metrics_are_read(evaluate):
     }
 
 
-def test_only_results_of_environment_metrics_are_read(tmp_path):
-    path = tmp_path / "metrics.json"
-    document = {
-        "config_general": {"start": 12.5},
-        "results": {
-            "atropos|gsm8k|0": {"accuracy": 0.25},
-            "all": {"accuracy": 0.5, "n": 4, "none": None, "nan": float("nan")},
-        },
-    }
-    path.write_text(json.dumps(document))
-    assert read_metrics(path) == {
-        "eval/atropos|gsm8k|0/accuracy": 0.25,
-        "eval/accuracy": 0.5,
-        "eval/n": 4.0,
-    }
-
-
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import sys; print('no data'); sys.exit(3)", "exit status 3\nno data"),
+        ("import sys; print('no data'); sys.exit(3)", "exit code 3\nno data"),
         ("pass", "metrics.json"),
         (
             "import sys; open(sys.argv[1] + '/metrics.json', 'w').write('[1]')",

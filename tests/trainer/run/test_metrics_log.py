@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import to_rows
 from example_trainer.run.display import LineDisplay
+from example_trainer.run.evaluation import Evaluation, EvaluationOutcome, Measured
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from tests.trainer.rows import scored
 
@@ -121,3 +123,38 @@ def test_unwritable_metrics_file_is_a_config_error(config, tmp_path):
     with pytest.raises(ConfigError, match="metrics_path"):
         cfg = config(metrics_path=str(tmp_path / "file" / "metrics.jsonl"))
         MetricsLog(cfg, LineDisplay())
+
+
+def test_an_evaluation_that_ended_later_is_logged_under_its_own_step_and_version(config):
+    cfg = config(trackers=[f"{__file__}:Listed"])
+    measured = Measured("sums", EvaluationOutcome.DONE, {"exact": 0.5})
+    ended = Evaluation(1, 1, "held", []).with_results([measured], 2.0)
+    with MetricsLog(cfg, LineDisplay()) as log:
+        log.begin("a", 0)
+        for step in (1, 2, 3):
+            log.write({"step": step, "tokens": 1})
+        log.log_evaluation(ended)
+        log.log_evaluation(Evaluation(2, 2, "held", []).with_problem("gone", 1.0))
+    numbers = {"eval/sums/exact": 0.5, "eval/version": 1, "eval/seconds": 2.0}
+    tracked = [
+        json.loads(x) for x in Path(cfg.log_dir, "listed.jsonl").read_text().splitlines()
+    ]
+    assert tracked[-1] == [1, numbers] and len(tracked) == 4
+    first, second, _ = read_steps(cfg.metrics_file)
+    assert first.items() >= {**numbers, "evaluated_version": 1, "evaluation": "done"}.items()
+    assert second["evaluation"] == "failed" and second["evaluation_problem"] == "gone"
+    assert not [name for name in second if name.startswith("eval/")]
+
+
+class Listed:
+    """A tracker: a line of its file for each call."""
+
+    def __init__(self, run):
+        self._path = run.directory / "listed.jsonl"
+
+    def log(self, metrics, step):
+        with self._path.open("a") as file:
+            file.write(json.dumps([step, metrics]) + "\n")
+
+    def close(self):
+        pass

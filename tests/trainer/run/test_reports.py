@@ -129,3 +129,11 @@ def test_a_loop_that_is_faster_than_the_api_loses_reports_and_does_not_wait(atte
     with reporter:
         pass
     assert len(attempts[1]) == reports.MAX_WAITING
+
+
+def test_an_evaluation_is_reported_under_its_step_without_a_batch(attempts):
+    with Reporter("http://localhost:1", lambda: 1, None) as reporter:
+        reporter.evaluation(4, {"eval/exact": 0.5, "nan": math.nan})
+        reporter.evaluation(5, {})  # a failed one has no number
+    ((report,),) = attempts[1]
+    assert (report.step, report.batch_no, report.values) == (4, None, {"eval/exact": 0.5})

@@ -47,6 +47,11 @@ def refusal(*words: str) -> str:
             {"inference_urls": ["http://a:1", "http://b:2"]},
         ),
         ("train_layer_indices=0-3", {"train_layer_indices": "0-3"}),
+        ("evaluation.every=5", {"eval_every_steps": 5}),
+        ("evaluation.where=held", {"eval_where": "held"}),
+        ("evaluation.environments=sums", {"eval_environments": ["sums"]}),
+        ("evaluation_timeout_s=60", {"eval_timeout_s": 60}),
+        ("evaluation.timeout_s=60", {"eval_timeout_s": 60}),
         (
             'eval_command=[python, e.py, --out, "{out}"]',
             {"eval_command": ["python", "e.py", "--out", "{out}"]},
