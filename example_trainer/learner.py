@@ -99,6 +99,7 @@ def training_rows(
         unknown_temperature=settings.unknown_temperature,
         incarnation=state.incarnation,
         starts=state.starts,
+        read_pictures=policy.pictures and policy.pictures.inputs,
     )
     replays = policy.module.replay is not None
     if replays and not all(row.routed_experts for row in batch.rows if row.trained):

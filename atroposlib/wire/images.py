@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import re
 from typing import Any
 
 import msgspec
 
-from atroposlib.errors import InvalidGroup
+from atroposlib.errors import InvalidGroup, PictureError
 
 IMAGES = "images"
 # A larger JSON member is only accepted as images, which are texts and are not decoded.
@@ -37,6 +38,38 @@ def pictures_of(images: Any, row: int) -> list[str]:
     """The data URLs of a row in the field ``images`` of a group: a list or a text per row."""
     own = images[row] if isinstance(images, list) and row < len(images) else []
     return [url for url in (own if isinstance(own, list) else [own]) if is_picture(url)]
+
+
+def has_images(images: Any) -> bool:
+    """Whether there is a picture; an environment without pictures may send lists of None."""
+    return any(map(has_images, images)) if isinstance(images, (list, tuple)) else bool(images)
+
+
+def row_images(images: Any, row: int) -> list[bytes]:
+    """The bytes of the images of a row; a group holds a list or a text per row.
+
+    Raises PictureError: an image is neither a data URL of a picture nor base64.
+    """
+    own = images[row] if isinstance(images, list) and row < len(images) else None
+    return [picture_bytes(text) for text in (own if isinstance(own, list) else [own]) if text]
+
+
+def picture_bytes(text: Any) -> bytes:
+    """The bytes of a picture in a data URL, or of base64 alone.
+
+    Raises PictureError: the text is neither, or too long.
+    """
+    try:
+        if not isinstance(text, str) or len(text) > MAX_PICTURE_CHARACTERS:
+            raise ValueError
+        if text.startswith("data:") and not is_picture(text):
+            raise ValueError
+        return base64.b64decode(text.rpartition(",")[2], validate=True)
+    except ValueError:
+        raise PictureError(
+            "an image is no data URL of PNG, JPEG or WebP of at most 8 MB, such as"
+            " data:image/png;base64,iVBOR..."
+        ) from None
 
 
 def check_images(text: bytes | memoryview) -> None:

@@ -47,7 +47,7 @@ def openai_router(service: InferenceService) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_class=JsonResponse)
     async def chat(body: ChatRequest, http: Request) -> Response:
-        prompt_ids = service.encode_chat(
+        prompt_ids, pictures = await service.chat_prompt(
             body.messages,
             add_generation_prompt=body.add_generation_prompt
             and not body.continue_final_message,
@@ -56,9 +56,10 @@ def openai_router(service: InferenceService) -> APIRouter:
             **body.chat_template_kwargs,
         )
         reply = OpenAIReply(CHAT, service, body)
+        request = service.request(prompt_ids, body, pictures=pictures)
         if body.stream:
-            return reply.stream(prompt_ids)
-        (result,) = await service.run([service.request(prompt_ids, body)], http)
+            return reply.stream(request)
+        (result,) = await service.run([request], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
         choices = reply.choices(result.outputs)
         return reply.whole(choices, len(prompt_ids), result.outputs, **extra)
@@ -70,7 +71,7 @@ def openai_router(service: InferenceService) -> APIRouter:
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
-            return reply.stream(prompts[0])
+            return reply.stream(service.request(prompts[0], body))
         results = await service.run([service.request(p, body) for p in prompts], http)
         made: list[Json] = []
         for prompt, result in zip(prompts, results):
