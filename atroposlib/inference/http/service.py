@@ -22,7 +22,6 @@ from atroposlib.inference.http.protocol import SamplingFields
 from atroposlib.utils.models.vision import PictureInputs
 from atroposlib.wire.images import is_picture, picture_bytes, picture_url
 
-
 DATA_URLS = (
     "a picture is a data URL of PNG, JPEG or WebP of at most 8 MB, such as"
     " data:image/png;base64,iVBOR...; no address is fetched"
