@@ -13,7 +13,9 @@ pytest.importorskip("PIL")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_seed_writes_the_same_weights_with_a_processor(tmp_path, family):
     files = [
-        write_tiny_vision_model(tmp_path / name, family, seed=seed, hidden_size=32, num_layers=1)
+        write_tiny_vision_model(
+            tmp_path / name, family, seed=seed, hidden_size=32, num_layers=1
+        )
         / "model.safetensors"
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]

@@ -99,7 +99,9 @@ async def test_rows_of_text_and_of_pictures_run_in_one_batch(http, model_dir):
     options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "logprobs": True}
     options["return_token_ids"] = True
     chats = [[user("a", RED)], [user("a", BLUE)], [{"role": "user", "content": "hello"}]]
-    alone = [await ok(http, "/v1/chat/completions", messages=chat, **options) for chat in chats]
+    alone = [
+        await ok(http, "/v1/chat/completions", messages=chat, **options) for chat in chats
+    ]
     calls = [ok(http, "/v1/chat/completions", messages=chat, **options) for chat in chats]
     together = await asyncio.gather(*calls)
     for one, other, pictures in zip(alone, together, [[RED], [BLUE], []]):
