@@ -29,7 +29,7 @@ from atroposlib.wire import (
     SampledSpan,
     ScoredData,
 )
-from atroposlib.wire.images import has_images, row_images
+from atroposlib.wire.images import GroupImages, has_images
 from atroposlib.wire.lineage import on_lineage
 from atroposlib.wire.routing import RoutedExperts
 from example_trainer.data import sampling
@@ -160,6 +160,7 @@ def to_rows(
             batch.counts["dropped_images"] += len(group.tokens)
             batch.notes.add(IMAGES)
             continue
+        images = GroupImages(group.images)
         own = partial(
             on_lineage, incarnation=group.incarnation, current=incarnation, starts=starts
         )
@@ -173,7 +174,9 @@ def to_rows(
             row = _row(group, g, key, rules, batch, own)
             if pictured and read_pictures is not None:
                 try:
-                    row = replace(row, pictures=_pictures(group, g, key, read_pictures))
+                    row = replace(
+                        row, pictures=_pictures(group, g, key, images, read_pictures)
+                    )
                 except InvalidGroup as error:
                     batch.counts["dropped_pictures"] += 1
                     batch.notes.add(str(error))
@@ -183,11 +186,11 @@ def to_rows(
 
 
 def _pictures(
-    group: ScoredData, g: int, key: str, read_pictures: ReadPictures
+    group: ScoredData, g: int, key: str, images: GroupImages, read_pictures: ReadPictures
 ) -> PictureInputs | None:
     """Pictures of a row; None if it has none. Raises InvalidGroup: they do not fit its tokens."""
     try:
-        pictures = row_images(group.images, g)
+        pictures = images.of_row(g)
         return read_pictures(group.tokens[g], pictures) if pictures else None
     except PictureError as error:
         name = sampling.named_environment(group) or "unnamed"
