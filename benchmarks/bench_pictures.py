@@ -3,7 +3,8 @@
     python benchmarks/bench_pictures.py --seed 0            # and with --blank, the control
 
 Local engine and trainer in one process, on ``environments/library/pictures.py`` with ``source one``.
-A short supervised warm-up teaches the form of a reply and some of the colours; then rewards alone.
+A short supervised warm-up, of which a share of the colours is right, teaches the form of a reply; then
+rewards alone.
 The baseline is the same run on white pictures, where one answer in four is right by chance.
 """
 
@@ -21,8 +22,13 @@ from typing import Any
 
 import torch
 
-from atroposlib.environments.common.generated import TAGS, answer_in
-from atroposlib.environments.library.pictures import make_one, picture
+from atroposlib.environments.library.pictures import (
+    COLOURS,
+    is_right,
+    make_one,
+    picture,
+    text as question,
+)
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.request import GenerationRequest, Output, SamplingParams
@@ -36,7 +42,7 @@ from example_trainer.settings.config import TrainingConfig
 
 WAIT_S = 600.0
 WARM_ROWS = 16  # rows of a step of the warm-up
-REPLY_TOKENS = 32
+REPLY_TOKENS = 8
 HELD_OUT = 128
 
 Task = dict[str, Any]
@@ -56,16 +62,17 @@ class Drawings:
         """Token ids, pictures for the engine, and the data URL for the row."""
         assert self._reader is not None
         url = picture(task)
-        parts = [{"type": "image"}, {"type": "text", "text": f"{task['ask']} {TAGS}"}]
+        parts = [{"type": "image"}, {"type": "text", "text": question(task)}]
         chat = [{"role": "user", "content": parts}]
         text = self._reader.render(chat, add_generation_prompt=True)
         return (*self._reader.prompt(text, [picture_bytes(url)]), url)
 
-    def gold(self, task: Task) -> ScoredData:
-        """A row that is trained by cross entropy."""
+    def example(self, task: Task, share: float) -> ScoredData:
+        """A row that is trained by cross entropy: the right colour with this share, else any."""
         ids, _, url = self.prompt(task)
-        text = f"<answer>{task['answer']}</answer><|end|>"
-        reply = self._tokenizer.encode(text, add_special_tokens=False)
+        right = self._rng.random() < share
+        colour = task["answer"] if right else self._rng.choice([*COLOURS])
+        reply = self._tokenizer.encode(f"{colour}<|end|>", add_special_tokens=False)
         return ScoredData(
             tokens=[ids + reply],
             masks=[[MASKED] * len(ids) + reply],
@@ -75,7 +82,7 @@ class Drawings:
 
     def score(self, task: Task, output: Output) -> float:
         text = self._tokenizer.decode(output.tokens, skip_special_tokens=True)
-        return float((answer_in(text) or "") == task["answer"])
+        return float(is_right(task, text))
 
     def sample(
         self, engine: Engine, tasks: Sequence[Task], count: int
@@ -122,7 +129,8 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     warm = learner("random", loss="cross_entropy", lr=3e-3, training_steps=options.warm)
     drawings = Drawings(warm, options.seed, options.blank)
     for _ in range(options.warm):
-        loss = warm.step([drawings.gold(task) for task in drawings.take(WARM_ROWS)])["loss"]
+        tasks = drawings.take(WARM_ROWS)
+        loss = warm.step([drawings.example(task, options.share) for task in tasks])["loss"]
     warm.save(directory / "warm")
     ours = learner("warm", lr=options.lr, training_steps=options.steps)
     engine = Engine(load_model(str(directory / "warm")), EngineLimits(), seed=options.seed)
@@ -154,8 +162,11 @@ def main() -> None:
     add("--family", choices=FAMILIES, default="llava")
     add("--seed", type=int, default=0)
     add("--blank", action="store_true", help="white pictures, the control")
-    add("--warm", type=int, default=110, help="supervised steps (default %(default)s)")
-    add("--steps", type=int, default=25, help="steps on rewards (default %(default)s)")
+    add("--warm", type=int, default=60, help="supervised steps (default %(default)s)")
+    add(
+        "--share", type=float, default=0.25, help="right colours in them (default %(default)s)"
+    )
+    add("--steps", type=int, default=50, help="steps on rewards (default %(default)s)")
     add("--groups", type=int, default=16, help="of a step (default %(default)s)")
     add("--n", type=int, default=8, help="samples of a group (default %(default)s)")
     add("--lr", type=float, default=1e-3, help="of the rewards (default %(default)s)")

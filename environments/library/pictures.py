@@ -5,8 +5,8 @@
 The model gets a PNG in a data URL, so its server has to take pictures; a server that reads
 text only ends the command with its refusal. The score is 1 for the right answer. ``digits``
 are the 1,797 scans in the wheel of scikit-learn (extra ``digits``), ``one`` is the colour of one
-shape in a drawing of 32 x 32 pixels, which a model of random weights learns. ``blank`` shows
-white pictures instead: what a model then reaches, it reaches without looking.
+shape in a drawing of 32 x 32 pixels, answered by the word alone, which a model of random weights
+learns. ``blank`` shows white pictures instead: what a model then reaches, it reaches without looking.
 """
 
 import base64
@@ -68,12 +68,13 @@ def make_one(rng):
     radius = rng.randint(*SMALL_RADII)
     middle = [rng.randint(radius, SMALL - 1 - radius) for _ in range(2)]
     shape = [rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius]
-    ask = "Which colour is the shape?"
+    ask = "Which colour?"
     return {
         "question": f"{ask} {shape}",
         "ask": ask,
         "shapes": [shape],
         "side": SMALL,
+        "plain": True,
         "answer": shape[1],
     }
 
@@ -149,6 +150,16 @@ def picture(task):
     return f"data:image/png;base64,{base64.b64encode(png(lines)).decode()}"
 
 
+def text(task):
+    """The question, with the form of the answer."""
+    return task["ask"] if task.get("plain") else f"{task['ask']} {TAGS}"
+
+
+def is_right(task, reply):
+    answer = reply.strip() if task.get("plain") else answer_in(reply) or ""
+    return answer.lower() == task["answer"]
+
+
 CARD = Card(
     "multimodal",
     data="drawn on the spot; digits: UCI test set in scikit-learn",
@@ -175,9 +186,9 @@ CARD = Card(
 )
 async def pictures(task, model):
     shown = {"type": "image_url", "image_url": {"url": picture(task)}}
-    question = {"type": "text", "text": f"{task['ask']} {TAGS}"}
+    question = {"type": "text", "text": text(task)}
     reply = await model.chat([{"role": "user", "content": [shown, question]}])
-    return (answer_in(reply) or "").lower() == task["answer"]
+    return is_right(task, reply)
 
 
 if __name__ == "__main__":
