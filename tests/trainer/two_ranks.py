@@ -46,6 +46,7 @@ from tests.trainer.loaded_ranks import (
     mean_distance,
     with_real_logits,
 )
+from tests.trainer.pictured_ranks import pictured
 from tests.trainer.rows import row
 from tests.trainer.run.noted_ranks import noted
 
@@ -424,6 +425,7 @@ PARTS = (
     held_low,
     replayed,
     gradients,
+    pictured,
     mixed,
     low_precision,
     matrices,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import logging
 import os
 import threading
 import warnings
@@ -23,15 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from atroposlib.errors import ConfigError, PictureError
+from atroposlib.errors import PictureError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+logger = logging.getLogger(__name__)
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 2**25  # of one picture: 100 MB as RGB
 MAX_PICTURES = 64  # of one sequence
-KEPT = 64  # sequences whose pixel tensors the reader keeps
+KEPT = 16  # sequences whose pixel tensors the reader keeps
 # Outputs of a processor about tokens; the rest is about pixels.
 TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
@@ -191,12 +193,10 @@ def language_model_class(config: Any) -> Any:
 
 
 def picture_reader(path: str, model: Any) -> PictureReader | None:
-    """The reader of a model's pictures; None for a model of text, or without a processor.
+    """The reader of a model's pictures; None for a model of text, or without a usable processor.
 
     None as well for a model whose pictures attend in both directions, such as Gemma 3: it
     serves and trains text.
-
-    Raises ConfigError: the processor needs a package that is missing.
     """
     body = getattr(model, "base_model", model)
     if not hasattr(body, "get_image_features"):
@@ -204,12 +204,12 @@ def picture_reader(path: str, model: Any) -> PictureReader | None:
     if "token_type_ids" in inspect.signature(body.forward).parameters:
         return None
     try:
-        from PIL import Image  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{path} reads pictures: pip install pillow") from error
-    try:
+        import PIL  # noqa: F401
+
         processor = _processor(path, type(model.config))
-    except OSError:  # no such files
+    except (ImportError, OSError, ValueError) as error:  # a package or a file is missing
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning("%s reads text only, and no pictures: %s", path, reason)
         return None
     if getattr(processor, "image_token", None) is None:
         return None

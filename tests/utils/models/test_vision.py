@@ -150,10 +150,11 @@ def test_a_model_of_text_has_no_reader_and_keeps_its_class(tmp_path):
     assert picture_reader(str(directory), kind.from_pretrained(directory)) is None
 
 
-def test_a_model_without_the_files_of_its_processor_reads_text(loaded, tmp_path):
+def test_a_model_without_the_files_of_its_processor_reads_text(loaded, tmp_path, caplog):
     directory, model, _ = loaded
     model.config.save_pretrained(tmp_path)
     assert picture_reader(str(tmp_path), model) is None
+    assert "reads text only" in caplog.text
     assert picture_reader(str(directory), model) is not None
 
 
