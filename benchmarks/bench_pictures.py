@@ -41,7 +41,7 @@ from example_trainer.learner import Learner
 from example_trainer.settings.config import TrainingConfig
 
 WAIT_S = 600.0
-WARM_ROWS = 16  # rows of a step of the warm-up
+WARM_ROWS = 32  # rows of a step of the warm-up
 REPLY_TOKENS = 8
 HELD_OUT = 128
 
@@ -137,6 +137,7 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     engine.start()
     held_out, rewards, started = drawings.take(HELD_OUT), [], time.monotonic()
     before = drawings.sample(engine, held_out, 1)[1]
+    print(f"warm-up: loss {loss:.3f}, held out {before:.3f}", file=sys.stderr, flush=True)
     for step in range(1, options.steps + 1):
         groups, reward = drawings.sample(engine, drawings.take(options.groups), options.n)
         rewards.append(round(reward, 3))
@@ -162,11 +163,11 @@ def main() -> None:
     add("--family", choices=FAMILIES, default="llava")
     add("--seed", type=int, default=0)
     add("--blank", action="store_true", help="white pictures, the control")
-    add("--warm", type=int, default=60, help="supervised steps (default %(default)s)")
+    add("--warm", type=int, default=120, help="supervised steps (default %(default)s)")
     add(
         "--share", type=float, default=0.25, help="right colours in them (default %(default)s)"
     )
-    add("--steps", type=int, default=50, help="steps on rewards (default %(default)s)")
+    add("--steps", type=int, default=30, help="steps on rewards (default %(default)s)")
     add("--groups", type=int, default=16, help="of a step (default %(default)s)")
     add("--n", type=int, default=8, help="samples of a group (default %(default)s)")
     add("--lr", type=float, default=1e-3, help="of the rewards (default %(default)s)")
