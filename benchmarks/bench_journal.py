@@ -27,8 +27,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.journal.journal_file import SUFFIX
 from atroposlib.envs.journal.journal_opening import pack_groups
+from atroposlib.envs.journal.journal_owner import SUFFIX
 from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.testing.serving import serve_in_thread

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Union
 from atroposlib.envs.attributes import RuntimeAttribute, RuntimeSlot
 from atroposlib.envs.cli import EnvCommand, command_class, main as run_command_line
 from atroposlib.envs.journal.stored_samples import RowForm
+from atroposlib.envs.rollout.group_file import GroupFile
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group, scored_when_full
 from atroposlib.envs.runtime import checkpoint, evaluation
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, ReadyServers, name_of
 from atroposlib.envs.runtime.metrics_logger import rollout_table
 from atroposlib.envs.runtime.process import run_process
-from atroposlib.envs.runtime.sender import GroupFile
 from atroposlib.envs.runtime.serve import Serve
 from atroposlib.envs.settings.config import SLOT, BaseEnvConfig, EvalHandlingEnum
 from atroposlib.envs.settings.readable import readable

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import httpx
 
 from atroposlib.run_status.evidence import SILENT_S
 from atroposlib.run_status.heldout import Heldout, HeldoutSample
+from atroposlib.run_status.server_tokens import LOCAL_COUNTER, metric_of_engine
 from atroposlib.text.lines import json_lines
 from atroposlib.trackers import finite_number
 from atroposlib.trackers.jsonl import last_run
@@ -220,9 +220,9 @@ class Sources:
     def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
         """Return the number of tokens the server has generated since its start."""
         if self.run.local_server:
-            return number(info, "generated_tokens_total")
+            return number(info, LOCAL_COUNTER)
         text = self.probe.text(f"{self.run.server_url}/metrics")
-        return None if text is None else counter(text, "vllm:generation_tokens_total")
+        return None if text is None else metric_of_engine(text)
 
     def env_beat_after(self, moment: float) -> bool:
         """Whether an environment called the API after ``moment`` (monotonic seconds)."""
@@ -283,12 +283,6 @@ def measures_of(row: Mapping[str, Any]) -> str:
 def number(row: Mapping[str, Any] | None, name: str) -> float | None:
     values = column([row], name) if row else []
     return values[0] if values else None
-
-
-def counter(text: str, name: str) -> float | None:
-    """Return the sum of a counter over its labels, in Prometheus' text format."""
-    values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-    return sum(map(float, values)) if values else None
 
 
 def largest(row: Mapping[str, Any], *names: str) -> float | None:

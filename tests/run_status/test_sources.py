@@ -7,7 +7,6 @@ from atroposlib.run_status.sources import (
     Sources,
     TokenRate,
     WatchedRun,
-    counter,
     dropped_groups,
     has_environment,
     largest,
@@ -111,17 +110,6 @@ def test_the_weight_version_of_either_engine_is_a_number():
     assert version_of({"weight_version": "default"}) == 0
     assert version_of({"weight_version": "mine"}) is None
     assert version_of(None) is None
-
-
-def test_a_counter_of_vllm_is_the_sum_over_its_labels():
-    text = (
-        "# HELP vllm:generation_tokens_total Number of generation tokens\n"
-        'vllm:generation_tokens_total{engine="0",model_name="m"} 100.0\n'
-        'vllm:generation_tokens_total{engine="1",model_name="m"} 20.5\n'
-        'vllm:generation_tokens_created{engine="0"} 7\n'
-    )
-    assert counter(text, "vllm:generation_tokens_total") == 120.5
-    assert counter("", "vllm:generation_tokens_total") is None
 
 
 def test_the_larger_of_two_mismatches_counts():

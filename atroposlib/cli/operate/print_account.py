@@ -3,6 +3,7 @@
 atropos account runs/a                     a live or an ended run, by its folder
 atropos account --api-url URL --by version
 atropos account runs/a --live              again every two seconds, until ^C
+atropos account runs/a --server URL        and the count of the server itself
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 from atroposlib.api.archive.load import open_explorer, place
 from atroposlib.errors import ConfigError
 from atroposlib.run_status.polling import address_in
+from atroposlib.run_status.server_tokens import generated_by
 from atroposlib.run_status.why import add_run, parser_of
 from atroposlib.wire.explore import AccountLine, RunAccount
 from atroposlib.wire.status import (
@@ -36,13 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--by", choices=LISTS, help="a list for each")
     parser.add_argument("--live", action="store_true", help="again every 2 s, until ^C")
     parser.add_argument("--json", action="store_true", help="print JSON, a balance a line")
+    parser.add_argument(
+        "--server", action="append", default=[], help="compare with its counter; repeatable"
+    )
     options = parser.parse_args(argv)
     while True:
         account = read_account(options.run, options.api_url, options.by or "")
+        counted = generated_by(options.server) if options.server else None
         if options.json:
-            print(msgspec.json.encode(account).decode(), flush=True)
+            document = {**msgspec.to_builtins(account), "generated_by_servers": counted}
+            print(msgspec.json.encode(document).decode(), flush=True)
         else:
             print(account_table(account, options.by or ""), flush=True)
+            if counted is not None:
+                print(server_line(account, counted), flush=True)
         if not options.live:
             return 0
         time.sleep(APART_S)
@@ -99,6 +108,20 @@ def account_table(account: RunAccount, by: str) -> str:
         f"{account.moving:,} under way; useful: {useful}"
     )
     return "\n".join(lines)
+
+
+def server_line(account: RunAccount, counted: int) -> str:
+    """The count of the servers against the tokens that processes of the run reported."""
+    more = counted - account.generated
+    if more < 0:
+        return (
+            f"servers: {counted:,} tokens since the start, {-more:,} fewer than the run got: a"
+            " server restarted, or is not named here"
+        )
+    return (
+        f"servers: {counted:,} tokens since the start, {more:,} more than processes reported:"
+        " checks of the trainer, other callers, replies on the way or to a killed process"
+    )
 
 
 def label_of(line: AccountLine, by: str) -> str:

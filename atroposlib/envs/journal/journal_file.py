@@ -1,4 +1,4 @@
-"""File of a journal: locked by its process, written and synchronised by a thread.
+"""File of a journal: held by its process, written and synchronised by a thread.
 
     write(record) --> queue --> thread: written within 20 ms, fsync within half a second or awaited
                                    '--> rewritten when most of it has ended, or beyond its bound
@@ -10,28 +10,25 @@ continues without.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+from atroposlib.envs.journal.journal_owner import PARTIAL, RENEW_S, hold, release
 from atroposlib.envs.journal.journal_records import (
     Record,
     RolloutRepeated,
     encode_frame,
     whole_records,
 )
-from atroposlib.envs.journal.journal_state import JournalState, state_after
+from atroposlib.envs.journal.journal_state import JournalState
 
 logger = logging.getLogger(__name__)
-SUFFIX = ".journal"
-PARTIAL = ".partial"  # added to the name of a file that is being written
 GATHER_S = 0.02  # records of this time are written together
 SYNC_S = 0.5  # longest time until a record is synchronised
 REWRITE_BYTES = 64 * 2**20  # smaller files are not rewritten
@@ -77,28 +74,37 @@ class JournalFile:
         self._size = 0
         self._written = self._applied = 0  # records: queued, and handed to the system
         self._due: float | None = None  # monotonic, of the next synchronisation
+        self._has_lock = True  # False: a lease, renewed by the thread
         self._waiting: list[threading.Event] = []
 
     def open(self, first: Iterable[Record]) -> None:
-        """Create the file with the records ``first``, lock it and start the thread.
+        """Create the file with the records ``first``, hold it and start the thread.
 
-        Raises OSError: the file system refuses.
+        Raises OSError: the file system refuses; nothing is left of the file.
         """
-        partial = self.path.with_name(self.path.name + PARTIAL)
-        self._descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        lock(self._descriptor)
-        for record in first:
-            self._append(record, encode_frame(record))
-        os.fsync(self._descriptor)
-        self._publish(partial)
+        partial = self._create()
+        try:
+            for record in first:
+                self._append(record, encode_frame(record))
+            os.fsync(self._descriptor)
+            self._publish(partial)
+        except OSError:
+            release(self._descriptor)
+            partial.unlink(missing_ok=True)
+            raise
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def write(self, record: Record) -> int:
-        """Append ``record``, and return its number before it is in the file."""
+    def write(self, record: Record, *, at_once: bool = False) -> int:
+        """Append ``record``, and return its number before it is in the file.
+
+        ``at_once``: without the pause in which further records are gathered.
+        """
         if self.failure is None and not self._closing:
             self._written += 1
             self._queue.append(_Pending(record, encode_frame(record)))
+            if at_once:
+                self._is_urgent.set()
             self._wake.set()
         return self._written
 
@@ -120,7 +126,7 @@ class JournalFile:
         self._thread.join(CLOSE_TIMEOUT_S)
         if delete:
             self.path.unlink(missing_ok=True)
-        os.close(self._descriptor)  # gives the lock back
+        release(self._descriptor)
 
     # --- the thread -----------------------------------------------------------------------
 
@@ -133,8 +139,10 @@ class JournalFile:
                     self._is_urgent.wait(GATHER_S)
                 self._is_urgent.clear()
                 self._write_queued()
-                if self._closing or self._waiting or self._pause_s() == 0.0:
+                if self._closing or self._waiting or self._is_due():
                     self._synchronise()
+                if not self._has_lock:
+                    os.utime(self._descriptor)  # at least every RENEW_S
                 if self._has_grown():
                     self._rewrite()
             self._synchronise()
@@ -154,7 +162,12 @@ class JournalFile:
                 event.set()
 
     def _pause_s(self) -> float | None:
-        return None if self._due is None else max(0.0, self._due - monotonic())
+        if self._due is None:
+            return None if self._has_lock else RENEW_S
+        return max(0.0, self._due - monotonic())
+
+    def _is_due(self) -> bool:
+        return self._due is not None and self._due <= monotonic()
 
     def _write_queued(self) -> None:
         frames: list[bytes] = []
@@ -205,12 +218,9 @@ class JournalFile:
             self._append(repeated, encode_frame(repeated))
         if 2 * live > self._size:
             return  # copying would free too little
-        partial = self.path.with_name(self.path.name + PARTIAL)
-        partial.unlink(missing_ok=True)
         old, old_state = self._descriptor, self._state
-        self._descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            lock(self._descriptor)
+            partial = self._create()
             self._state, self._size = JournalState(), 0
             for record in old_state.head():
                 self._append(record, encode_frame(record))
@@ -222,7 +232,20 @@ class JournalFile:
             self._publish(partial)
             self.synchronised = self._applied
         finally:
-            os.close(old)
+            release(old)
+
+    def _create(self) -> Path:
+        """Create and hold the file under the name that it has until it is whole."""
+        partial = self.path.with_name(self.path.name + PARTIAL)
+        partial.unlink(missing_ok=True)
+        self._descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            self._has_lock = hold(self._descriptor)
+        except OSError:
+            release(self._descriptor)
+            partial.unlink(missing_ok=True)
+            raise
+        return partial
 
     def _publish(self, partial: Path) -> None:
         os.replace(partial, self.path)
@@ -231,67 +254,6 @@ class JournalFile:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def lock(descriptor: int) -> None:
-    """Lock an open journal for this process. Raises OSError: locked, or no locks here."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@dataclass
-class FreeJournals:
-    """Journals whose processes have ended, locked for this process."""
-
-    states: Sequence[JournalState[Record]]  # newest first
-    files: Sequence[tuple[Path, int]]
-
-    def delete(self) -> None:
-        """Delete the files, whose records are in another file by now."""
-        for path, _ in self.files:
-            path.unlink(missing_ok=True)
-            path.with_name(path.name + PARTIAL).unlink(missing_ok=True)
-        self.release()
-
-    def release(self) -> None:
-        """Give the locks back."""
-        for _, descriptor in self.files:
-            os.close(descriptor)
-        self.files = ()
-
-
-def take_free_journals(folder: Path, name: str) -> FreeJournals:
-    """The journals of the environment ``name`` in ``folder`` that no process holds."""
-    form = re.compile(rf"{re.escape(name)}-[0-9a-f]+{re.escape(SUFFIX)}")
-    files = [*_lock_each(path for path in folder.iterdir() if form.fullmatch(path.name))]
-    files.sort(key=lambda file: os.fstat(file[1]).st_mtime, reverse=True)
-    return FreeJournals([state_after(_records(*file)) for file in files], files)
-
-
-def _lock_each(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDWR)
-        except OSError as error:
-            logger.warning("the journal %s cannot be read: %s", path, error)
-            continue
-        try:
-            lock(descriptor)
-            # Its process may have replaced it between the two calls.
-            if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
-                raise FileNotFoundError(path)
-        except OSError:
-            os.close(descriptor)
-            continue
-        yield path, descriptor
-
-
-def _records(path: Path, descriptor: int) -> Iterator[Record]:
-    data, end = path.read_bytes(), 0
-    for record, end in whole_records(data):
-        yield record
-    if end < len(data):
-        left = len(data) - end
-        logger.warning("the last %d bytes of the journal %s are no whole record", left, path)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,11 @@ class JournalledRollout:
     has_groups: bool = False  # the journal holds its groups
     begun_at: int = 0  # number of the record of its beginning
     _keys: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether samples or groups of it are left to the next life."""
+        return bool(self.samples or self.has_groups)
 
     def next_key(self) -> str:
         """A key of a group, the same in each life."""
@@ -54,15 +58,6 @@ def enter_rollout(rollout: JournalledRollout | None) -> None:
     _ROLLOUT.set(rollout)
 
 
-@dataclass(frozen=True)
-class LeftRollout:
-    """Samples that an earlier life left of an item."""
-
-    name: str
-    task: str  # digest
-    samples: Sequence[SampleFinished]
-
-
 @dataclass
 class LeftWork:
     """Work that earlier lives of an environment left."""
@@ -71,3 +66,4 @@ class LeftWork:
     items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
     groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
     samples: int = 0
+    names: frozenset[str] = frozenset()  # of all rollouts

@@ -14,17 +14,14 @@ import asyncio
 import logging
 import re
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atroposlib.envs.journal.journal_file import (
-    SUFFIX,
-    JournalFile,
-    take_free_journals,
-)
+from atroposlib.envs.journal.journal_file import JournalFile
+from atroposlib.envs.journal.journal_owner import SUFFIX, take_free_journals
 from atroposlib.envs.journal.journal_records import (
     DataPlace,
     GroupsFinished,
@@ -34,17 +31,16 @@ from atroposlib.envs.journal.journal_records import (
     RolloutRepeated,
     RunStarted,
     SampleFinished,
-    decode_item,
     encode_item,
 )
 from atroposlib.envs.journal.journal_state import JournalState, merge_journals
 from atroposlib.envs.journal.journalled_rollout import (
     JournalledRollout,
-    LeftRollout,
     LeftWork,
     enter_rollout,
     rollout_here,
 )
+from atroposlib.envs.journal.left_rollouts import Key, LeftRollout, LeftRollouts, backlog_name
 from atroposlib.envs.journal.stored_samples import SampleForm, oldest_sampled_version
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
@@ -75,10 +71,7 @@ class SampleJournal:
     counts: Counter[str] = field(default_factory=Counter)
     file: JournalFile | None = None
     _open: dict[str, JournalledRollout] = field(default_factory=dict)
-    # Rollouts of earlier lives, by place or digest of the task, until their item comes again.
-    _left: dict[int | str, deque[LeftRollout]] = field(default_factory=dict)
-    # Digests of items that were requeued from the journal: the next such item is a repetition.
-    _requeued: Counter[str] = field(default_factory=Counter)
+    _left: LeftRollouts = field(default_factory=LeftRollouts)
     _is_warned: bool = False
 
     # --- lives ------------------------------------------------------------------------
@@ -105,29 +98,9 @@ class SampleJournal:
         return self._take_over(state)
 
     def _take_over(self, state: JournalState[Record]) -> LeftWork:
-        left = LeftWork()
-        posted: set[int | None] = set()
-        for name, entry in state.open.items():
-            begun = next((r for r in entry.begun if isinstance(r, RolloutBegun)), None)
-            groups = [r.groups for r in entry.groups if isinstance(r, GroupsFinished)]
-            if groups:
-                left.groups.append((name, groups[-1]))
-                posted.add(begun.place if begun else None)
-            elif begun is None:
-                self._end(name)
-            else:
-                samples = [r for r in entry.samples if isinstance(r, SampleFinished)]
-                left.samples += len(samples)
-                key = begun.task if begun.place is None else begun.place
-                rollouts = self._left.setdefault(key, deque())
-                rollouts.append(LeftRollout(name, begun.task, samples))
-                if begun.place is None and begun.item is not None:
-                    self._requeued[begun.task] += 1
-                    left.items.append((name, decode_item(begun.item)))
-        if state.places is not None:
-            place = state.places.record()
-            remaining = [number for number in place.open_places if number not in posted]
-            left.place = DataPlace(place.next_place, remaining)
+        left, without_item = self._left.take_over(state)
+        for name in without_item:
+            self._end(name)
         self.counts["left_samples"] += left.samples
         self.counts["left_groups"] += sum(len(groups) for _, groups in left.groups)
         return left
@@ -137,7 +110,6 @@ class SampleJournal:
         if self.file is not None:
             self._open.clear()
             self._left.clear()
-            self._requeued.clear()
             self.file.write(RunStarted(run_id))
 
     def note_place(self, next_place: int, open_places: Sequence[int]) -> None:
@@ -165,43 +137,63 @@ class SampleJournal:
 
     def is_repetition(self, item: Any) -> bool:
         """Whether an item that the environment hands out was requeued from the journal."""
-        if not self._requeued:
-            return False
-        digest = task_digest(item)
-        if self._requeued[digest] <= 0:
-            return False
-        self._requeued[digest] -= 1
-        return True
+        return self.file is not None and self._left.is_repetition(task_digest(item))
 
     def name_of(self, item: Any) -> str | None:
-        """The rollout of an earlier life that ``item`` continues, if there is one.
+        """The rollout of an earlier life or of the backlog that ``item`` continues, if there is one.
 
         Samples of a task that has changed since are dropped.
         """
-        if not self._left:
+        if self.file is None:
             return None
-        place, task = self.place_of(item), task_digest(item)
-        rollouts = self._left.get(task if place is None else place)
-        while rollouts and rollouts[0].task != task:
-            changed = rollouts.popleft()
+        key, task = self._key_and_task(item)
+        for changed in self._left.changed(key, task):
             self._drop(changed.samples, "task_changed")
             self._end(changed.name)
-        return rollouts[0].name if rollouts else None
+        return self._left.name(key)
+
+    def _key_and_task(self, item: Any) -> tuple[Key, str]:
+        place, task = self.place_of(item), task_digest(item)
+        return task if place is None else place, task
 
     def begin(self, name: str, item: Any) -> None:
         """Record that ``item`` is under way; what an earlier life left of it is offered."""
         if self.file is None or name in self._open:
             return
         rollout = self._open[name] = JournalledRollout(name)
-        place, task = self.place_of(item), task_digest(item)
-        left = self._left.get(task if place is None else place)
-        if left and left[0].name == name:
-            rollout.left.extend(left.popleft().samples)
-            rollout.samples = len(rollout.left)
+        key, task = self._key_and_task(item)
+        waiting = self._left.take(key, name)
+        if waiting is not None:
+            rollout.left.extend(waiting.samples)
+            rollout.samples, rollout.begun_at = len(rollout.left), waiting.begun_at
         else:
+            place = self.place_of(item)
             stored = encode_item(item) if place is None else None
-            begun = RolloutBegun(name, task, place, stored)
-            rollout.begun_at = self.file.write(begun)
+            record = RolloutBegun(name, task, place, stored)
+            # An environment that saves its own count of items does not give this one again.
+            rollout.begun_at = self.file.write(record, at_once=stored is not None)
+
+    def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]:
+        """Record items that the rollout ``parent`` returned for the backlog, and return them.
+
+        A next life repeats a rollout whose groups were not posted yet. What it returned for the
+        backlog before is under way by then, and is left out.
+        """
+        if self.file is None:
+            return list(items)
+        remaining = []
+        for number, item in enumerate(items):
+            name = backlog_name(parent, number)
+            if name in self._left.earlier:
+                continue
+            remaining.append(item)
+            stored = encode_item(item) if self.place_of(item) is None else None
+            if stored is not None:
+                task = task_digest(item)
+                begun = RolloutBegun(name, task, None, stored)
+                begun_at = self.file.write(begun, at_once=True)
+                self._left.add(task, LeftRollout(name, task, [], begun_at))
+        return remaining
 
     def enter(self, name: str, incarnation: int | None) -> None:
         """Make the rollout ``name`` that of the current task and its children."""
@@ -226,7 +218,7 @@ class SampleJournal:
     def holds(self, name: str) -> bool:
         """Whether samples or groups of the rollout are left to the next life."""
         rollout = self._open.get(name)
-        return rollout is not None and bool(rollout.samples or rollout.has_groups)
+        return rollout is not None and rollout.is_kept
 
     def _drop(self, samples: Sequence[SampleFinished], reason: str) -> None:
         self.counts[f"dropped_{reason}"] += len(samples)

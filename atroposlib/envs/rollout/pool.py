@@ -16,7 +16,7 @@ import logging
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -182,6 +182,8 @@ class RolloutRecord(Protocol):
     """A record of what is under way, by the uuid of a rollout."""
 
     def begin(self, name: str, item: Any) -> None: ...
+    def name_of(self, item: Any) -> str | None: ...
+    def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]: ...
     def repeat(self, name: str) -> None: ...
     def end(self, name: str) -> None: ...
     def holds(self, name: str) -> bool: ...
@@ -243,7 +245,9 @@ class WorkerPool:
         if self.retries:
             return self.retries.popleft()
         if self.backlog:
-            return RolloutTask(self.backlog.popleft())
+            item = self.backlog.popleft()
+            name = self.record.name_of(item) if self.record is not None else None
+            return RolloutTask(item, uuid=name) if name else RolloutTask(item)
         return None
 
     def start(self, job: RolloutTask) -> None:
@@ -290,7 +294,10 @@ class WorkerPool:
         self.counts[outcome.status.value] += 1
         if outcome.status in _WITHOUT_GROUP:
             end_group(drop_state(outcome.samples_failed or outcome.status.value))
-        self.backlog.extend(outcome.backlog)
+        backlog = outcome.backlog
+        if self.record is not None:
+            backlog = self.record.keep_backlog(job.uuid, backlog)
+        self.backlog.extend(backlog)
         if self.on_end is not None:
             self.on_end(outcome, job.item)
 

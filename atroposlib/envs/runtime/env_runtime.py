@@ -27,6 +27,7 @@ from atroposlib.envs.rollout.filters import (
     FilterRules,
     RejectReason,
 )
+from atroposlib.envs.rollout.group_file import GroupFile
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     groups_in,
@@ -41,7 +42,7 @@ from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
-from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
+from atroposlib.envs.runtime.sender import GroupSender, GroupStats, filter_groups
 from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.envs.settings.config import FAILING_BACKOFF, SLOT, BaseEnvConfig
 from atroposlib.envs.settings.readable import readable

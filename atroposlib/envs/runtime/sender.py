@@ -15,11 +15,8 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mode
-from typing import Any, BinaryIO
-
-import msgspec
+from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.journal.journalled_rollout import rollout_here
@@ -31,7 +28,7 @@ from atroposlib.envs.rollout.filters import (
     RejectReason,
     filter_group,
 )
-from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain, unknown_fields
+from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, unknown_fields
 from atroposlib.envs.rollout.token_account import (
     RowCount,
     end_group,
@@ -206,7 +203,7 @@ class GroupSender:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
             rollout = rollout_here()
-            if rollout is not None and (rollout.samples or rollout.has_groups):
+            if rollout is not None and rollout.is_kept:
                 for group in groups:  # the next life of this environment sends it
                     end_group(JOURNALLED, rows_of_accepted(group))
             else:
@@ -249,41 +246,3 @@ class GroupSender:
     ) -> None:
         for group in groups:
             self.stats.drop(reason, detail, item, group.group)
-
-
-class GroupFile:
-    """The jsonl file of accepted groups; each line is handed to the system before the group is sent.
-
-    The first group opens it, so that a run without groups leaves no empty file.
-    """
-
-    def __init__(self, wanted: str) -> None:
-        self.path = free_path(Path(wanted))
-        self._file: BinaryIO | None = None
-
-    def write(self, group: Mapping[str, Any]) -> None:
-        """Append a group."""
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("xb")
-        self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _json_form(value: Any) -> Any:
-    """Values of fields that only the file holds: values without a JSON form become their repr."""
-    known = plain(value)
-    return repr(value) if known is value else known
-
-
-def free_path(wanted: Path) -> Path:
-    """``wanted``, or the first of ``<stem>_1``, ``<stem>_2`` ... that does not exist."""
-    path, number = wanted, itertools.count(1)
-    while path.exists():
-        path = wanted.with_name(f"{wanted.stem}_{next(number)}{wanted.suffix}")
-    return path

@@ -184,6 +184,8 @@ class Serve:
             return
         journal, run_id = runtime.journal, run.registration.run_id
         left = await open_journal(journal, folder, run_id, runtime.config.journal_gb)
+        if runtime.group_file is not None:
+            await asyncio.to_thread(runtime.group_file.follow_earlier, left.names)
         for name, packed in left.groups:
             if self.sender is not None:
                 await self.sender.send(unpack_groups(packed), None, run_id)

@@ -35,6 +35,7 @@ from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
     from_four_tuple,
+    restarted_text,
     version_number,
     went_back,
     with_configured,
@@ -315,17 +316,22 @@ class APIServer(LegacyHealth, ABC):
 
     async def _check_health(self) -> bool:
         """Probe the server. A hosted API without this path returns 404, which counts as healthy."""
+        health = self._parts.health
+        health.old_weights = None
         answer = await health_answer(
             self._parts.http, f"{self._parts.root_url}{self.health_path}"
         )
         if answer is None:
             return False
-        self._parts.health.note_pause(bool(answer.get("paused")))
+        health.note_pause(bool(answer.get("paused")))
         if self.version_path is None or self._newest_version == UNKNOWN_VERSION:
             return True
         url = f"{self._parts.root_url}{self.version_path}"
         reported = version_number(await self._parts.http.field("GET", url, "weight_version"))
-        return not went_back(reported, self._newest_version, self.announced_version)
+        announced = self.announced_version
+        if went_back(reported, self._newest_version, announced):
+            health.old_weights = restarted_text(reported, announced)
+        return health.old_weights is None
 
     def _require_current(self, outputs: list[Generation], announced: int | None) -> None:
         """Raise InferenceUnavailable for tokens of a server that restarted with old weights."""
@@ -334,8 +340,7 @@ class APIServer(LegacyHealth, ABC):
         if went_back(reported, self._newest_version, announced):
             note_returned(self, "train", outputs, discarded="old_weights")
             raise InferenceUnavailable(
-                f"{self._parts.root_url} restarted and holds version {reported}, not {announced}:"
-                " waiting until the trainer gives it the current weights"
+                f"{self._parts.root_url} {restarted_text(reported, announced)}"
             )
         self._newest_version = reported
 

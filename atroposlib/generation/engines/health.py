@@ -52,6 +52,7 @@ class HealthMonitor:
     enabled: bool  # False disables probes and waits
     state: HealthState = HealthState.UNKNOWN
     paused: bool = False  # its last answer said that it generates nothing
+    old_weights: str | None = None  # why a server that answers is not usable
     waiting_on: str | None = None  # text for status displays; None without waiting callers
     _probed_at: float = float("-inf")
     _answered_at: float = float("-inf")
@@ -88,10 +89,7 @@ class HealthMonitor:
                 )
             waited = time.monotonic() - started
             if waited >= self.timeout_s:
-                raise InferenceUnavailable(
-                    f"inference server {self.name} did not answer GET /health for "
-                    f"{self.timeout_s:g} s; {self.remedy} (health_check false: it has none)"
-                )
+                raise InferenceUnavailable(self._timeout_text())
             self._log_wait(waited)
             await asyncio.sleep(min(PROBE_INTERVAL_S, self.timeout_s - waited))
 
@@ -160,10 +158,20 @@ class HealthMonitor:
                 logger.info("inference server %s is healthy again", self.name)
             return healthy
 
+    def _timeout_text(self) -> str:
+        if self.old_weights is not None:
+            return f"inference server {self.name} {self.old_weights}, for {self.timeout_s:g} s"
+        return (
+            f"inference server {self.name} did not answer GET /health for "
+            f"{self.timeout_s:g} s; {self.remedy} (health_check false: it has none)"
+        )
+
     def _log_wait(self, waited_s: float) -> None:
+        bounded = f"{waited_s:.0f} s of at most {self.timeout_s:g} s"
         self.waiting_on = (
-            f"inference server {self.name}: no answer, "
-            f"{waited_s:.0f} s of at most {self.timeout_s:g} s; {self.remedy}"
+            f"inference server {self.name}: no answer, {bounded}; {self.remedy}"
+            if self.old_weights is None
+            else f"inference server {self.name}: {self.old_weights}, {bounded}"
         )
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = time.monotonic()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from atroposlib.api.server import create_app
 from atroposlib.cli.operate import print_account
-from atroposlib.cli.operate.print_account import account_table, main
+from atroposlib.cli.operate.print_account import account_table, main, read_account, server_line
 from atroposlib.errors import ConfigError
 from atroposlib.wire.explore import AccountLine, RunAccount
 from tests.serving import served
@@ -41,6 +44,23 @@ def test_a_live_run_is_read_by_its_address_again_until_an_interrupt(capsys, monk
 def test_an_address_without_an_api_is_an_error_that_says_what_to_do():
     with pytest.raises(ConfigError, match="start a rollout API, or give the folder of a run"):
         main(["--api-url", "http://127.0.0.1:1"])
+
+
+def test_the_count_of_the_servers_is_compared(run, capsys):
+    generated = read_account(run, "", "").generated
+
+    async def info(request):
+        return JSONResponse({"generated_tokens_total": generated + 7})
+
+    with served(Starlette(routes=[Route("/server_info", info)])) as url:
+        assert main([str(run), "--server", url]) == 0
+        assert "7 more than processes reported" in capsys.readouterr().out
+        assert main([str(run), "--server", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["generated_by_servers"] == generated + 7
+
+
+def test_servers_that_count_less_restarted_or_are_not_all_named(run):
+    assert "fewer than the run got" in server_line(read_account(run, "", ""), 0)
 
 
 def test_a_table_names_older_and_unknown_versions():

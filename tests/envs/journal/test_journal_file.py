@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from atroposlib.envs.journal import journal_file
-from atroposlib.envs.journal.journal_file import JournalFile, take_free_journals
+from atroposlib.envs.journal.journal_file import JournalFile
+from atroposlib.envs.journal.journal_owner import take_free_journals
 from atroposlib.envs.journal.journal_records import (
     RolloutBegun,
     RolloutEnded,
@@ -107,6 +108,17 @@ def test_a_disk_that_refuses_ends_the_journal_and_nobody_waits(journal, monkeypa
     assert journal.synchronise().wait(WAIT_S)
     assert "No space left" in caplog.text
     assert journal.failure is not None
+
+
+def test_a_journal_that_cannot_be_opened_leaves_no_file(tmp_path, monkeypatch):
+    def refuse(descriptor, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal_file, "_write_all", refuse)
+    file = JournalFile(tmp_path / "math-0a.journal", limit_bytes=MB)
+    with pytest.raises(OSError, match="No space left"):
+        file.open([RunStarted("r")])
+    assert [*tmp_path.iterdir()] == []
 
 
 WRITER = """

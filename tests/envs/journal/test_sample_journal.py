@@ -183,6 +183,29 @@ async def test_an_item_that_was_requeued_is_not_taken_from_the_data_again(life):
     assert not journal.is_repetition(("q", 2))
 
 
+async def test_items_of_the_backlog_are_rolled_out_once_by_the_next_life(life):
+    journal, _ = life()
+    journal.begin("a", "question")
+    items = [("harder", 1), ("harder", 2)]
+    assert journal.keep_backlog("a", items) == items
+    journal.end("a")
+    first = journal.name_of(("harder", 1))
+    journal.begin(first, ("harder", 1))
+    journal.end(first)
+    _, left = life()
+    assert [item for _, item in left.items] == [("harder", 2)]
+
+
+async def test_a_parent_that_is_repeated_adds_to_the_backlog_once(life):
+    journal, _ = life()
+    journal.begin("a", "question")
+    journal.keep_backlog("a", ["harder"])
+    journal, left = life()  # the groups of the parent were not posted
+    assert [item for _, item in left.items] == ["question", "harder"]
+    journal.begin("a", "question")
+    assert journal.keep_backlog("a", ["harder"]) == []
+
+
 async def test_samples_of_a_failed_attempt_are_dropped_and_counted(life):
     journal, _ = life()
     journal.begin("a", "item")

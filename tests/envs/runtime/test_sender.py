@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
@@ -13,7 +12,7 @@ from atroposlib.envs.rollout.filters import (
     RejectReason,
     filter_group,
 )
-from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats
+from atroposlib.envs.runtime.sender import GroupSender, GroupStats
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable
 from atroposlib.wire import EnvRegistered
 
@@ -119,11 +118,3 @@ async def test_groups_not_sent_before_the_end_are_counted():
     with pytest.raises(RolloutApiUnavailable):
         await sender.send([kept()], "item", "r")
     assert group_stats.dropped == {"unsent": 1}
-
-
-def test_a_saved_group_is_one_line_also_with_values_that_are_not_json(tmp_path):
-    file = GroupFile(str(tmp_path / "g.jsonl"))
-    file.write({"tokens": [[1]], "images": b"raw", "notes": {"hook": file}})
-    line = json.loads((tmp_path / "g.jsonl").read_text())  # flushed before it is closed
-    file.close()
-    assert line["images"] == "cmF3" and "GroupFile" in line["notes"]["hook"]

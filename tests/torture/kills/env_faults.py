@@ -131,7 +131,7 @@ FAULTS = {
 def audit(world: World, figures: Figures) -> Figures:
     finished, got = world.finished(), Counter(world.trainer.got)
     void = world.counted("train/dropped_run_ended")
-    kept = world.acknowledged() | world.wiped | got.keys() | world.unsent_at_kill
+    kept = world.acknowledged() | world.wiped | got.keys()
     lost = set(finished) - kept
     found = Figures()
     found["groups finished"] = len(finished)
@@ -141,7 +141,7 @@ def audit(world: World, figures: Figures) -> Figures:
     found["finished twice"] = len(finished) - len(set(finished))
     found["ghosts"] = len(got.keys() - set(finished))
     found["void: of a run that was reset"] = len(lost) + len(world.wiped - got.keys())
-    found["finished and unsent at kill -9"] = len(world.unsent_at_kill)
+    found["unsent at kill -9, sent by the next life"] = len(world.unsent_at_kill - lost)
     found.update(figures)
     for name in ("lost", "trained twice", "finished twice", "ghosts"):
         assert found[name] == 0, found.line("environment")

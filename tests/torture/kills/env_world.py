@@ -121,8 +121,9 @@ class Gateway:
 class Trainer(threading.Thread):
     """Claims, notes the keys, announces a version, acks; registers again after a reset."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
         super().__init__(name="trainer", daemon=True)
+        self._folder = folder
         self.got: list[str] = []  # keys, in the order of their delivery
         self.batches: list[float] = []  # when each came, monotonic
         self.lock = threading.Lock()  # held while a batch is trained on
@@ -131,7 +132,7 @@ class Trainer(threading.Thread):
 
     def register(self) -> None:
         sizes = {"batch_size": BATCH, "max_token_len": 64, "save_checkpoint_interval": 0}
-        words = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": ""}
+        words = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": str(self._folder)}
         run = {"starting_step": 0, "num_steps": 10**6, "max_staleness": 3}
         self._client.register(Registration.model_validate(sizes | words | run))
         self._version = 0
@@ -176,7 +177,7 @@ class World:
         self.folder = folder
         self.api = ApiProcess(folder)
         self.gateway = Gateway(f"http://127.0.0.1:{self.api.port}")
-        self.trainer = Trainer(f"http://127.0.0.1:{self.api.port}")
+        self.trainer = Trainer(f"http://127.0.0.1:{self.api.port}", folder)
         self.wiped: set[str] = set()  # acknowledged, and reset away
         self.unsent_at_kill: set[str] = set()  # finished when the environment was killed
         model = str(write_tiny_model(folder / "model"))

@@ -1,18 +1,16 @@
-"""kill -9 of environments and of the API while samples end, audited against the environments' book.
+"""kill -9 of environments, API, trainer and inference server of one run while samples end.
 
 No two replies of the inference server are equal, so a sample that is trained on twice, or
 never, is seen by its text. Items are finite: the run ends when all are trained on, however often
-its processes were killed.
+its processes were killed. Environments, server and trainer write books before the library acts.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,77 +19,21 @@ from typing import Any
 
 import httpx
 
-from atroposlib.client import RolloutClient
 from atroposlib.envs.journal.sample_journal import FOLDER as JOURNALS
-from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.tiny import char_tokenizer, write_tiny_model
-from atroposlib.wire import MASKED, Registration
+from atroposlib.testing.tiny import write_tiny_model
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills import booked_env
-from tests.torture.kills.api_process import ApiProcess
+from tests.torture.kills.api_process import ApiProcess, free_port
+from tests.torture.kills.booked_server import sent_tokens
+from tests.torture.kills.booked_trainer import BOOK, CHECKPOINTS, GROUP, trained_groups
 from tests.torture.kills.env_world import Process, until
 
-GROUP = 4
 ITEMS_PER_KILL = 10  # of each environment
 KEPT_AFTER_S = 1.0  # a sample is kept from then on
 ENVIRONMENTS = ("counted", "handed")
+AWAY_S = 1.0  # longest time until a killed process is started again
 WITHIN_S = 3600.0
 QUIET_S = 60.0  # no batch for so long: nothing more will come
-
-
-class Answers:
-    """Numbers in the order of the requests."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-
-    def __call__(self, prompt: str, index: int) -> str:
-        with self._lock:
-            return f"{next(self._numbers)}"
-
-
-class Trainer(threading.Thread):
-    """Claims groups, notes item and answers, and acks."""
-
-    def __init__(self, url: str, checkpoints: Path) -> None:
-        super().__init__(name="trainer", daemon=True)
-        # By number of the batch, whose ack may be repeated: environment, item, answers.
-        self.batches: dict[int | None, list[tuple[str, str, list[str]]]] = {}
-        self.last_batch_at = time.monotonic()
-        self.stop = threading.Event()
-        self.client = RolloutClient(url, on_wait=lambda why: None)
-        self._tokenizer = char_tokenizer()
-        sizes = {"batch_size": GROUP, "max_token_len": 64, "save_checkpoint_interval": 0}
-        words = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": str(checkpoints)}
-        run = {"starting_step": 0, "num_steps": 10**6}
-        self.client.register(Registration.model_validate(sizes | words | run))
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            claimed = self.client.claim(wait_s=0.5)
-            if claimed.batch is None:
-                continue
-            self.last_batch_at = time.monotonic()
-            self.batches[claimed.batch_no] = [
-                (
-                    str((group.metadata or {})["env"]),
-                    str((group.metadata or {})["item"]),
-                    [
-                        self._tokenizer.decode(
-                            [t for t in labels if t != MASKED], skip_special_tokens=True
-                        )
-                        for labels in group.masks
-                    ],
-                )
-                for group in claimed.batch
-            ]
-            self.client.ack(claimed)
-
-    @property
-    def trained(self) -> list[tuple[str, str, list[str]]]:
-        """Groups of all batches."""
-        return [group for batch in [*self.batches.values()] for group in batch]
 
 
 @dataclass
@@ -106,82 +48,110 @@ class Kills:
             (at - moment for at, who in self.at if who == env and at >= moment), default=0
         )
 
+    def of(self, part: str) -> int:
+        """Number of kills of ``part``."""
+        return sum(who == part for _, who in self.at)
+
+
+class SampledRun:
+    """All processes of one run, in one folder."""
+
+    def __init__(self, folder: Path, items: int) -> None:
+        self.folder, self.wanted = folder, items * len(ENVIRONMENTS)
+        (folder / CHECKPOINTS).mkdir()
+        os.environ[booked_env.ITEMS] = f"{items}"
+        os.environ[booked_env.FOLDER] = str(folder)
+        model, port = str(write_tiny_model(folder / "model")), free_port()
+        self.api = ApiProcess(folder)
+        inference = f"http://127.0.0.1:{port}"
+        self.envs = {
+            name: _environment(folder, name, self.api.port, inference, model)
+            for name in ENVIRONMENTS
+        }
+        self.parts: dict[str, Process | ApiProcess] = {
+            "API": self.api,
+            "server": _booked(folder, "server", str(port)),
+            "trainer": _booked(folder, "trainer", f"http://127.0.0.1:{self.api.port}"),
+            **self.envs,
+        }
+
+    def start(self) -> None:
+        for part in self.parts.values():
+            part.start()
+
+    def kill(self, name: str, away_s: float) -> None:
+        """kill -9, and the same command again after a while."""
+        self.parts[name].kill()
+        time.sleep(away_s)
+        self.parts[name].start()
+
+    def samples(self) -> int:
+        """Samples in the book of the environments."""
+        book = self.folder / "book.txt"
+        return len(book.read_bytes().splitlines()) if book.exists() else 0
+
+    def is_over(self) -> bool:
+        """Whether all items are trained on, or all but a few and none came for long."""
+        groups = {(group.env, group.item) for group in trained_groups(self.folder)}
+        book = self.folder / BOOK
+        quiet_s = time.time() - book.stat().st_mtime if book.exists() else 0.0
+        return len(groups) >= self.wanted or quiet_s > QUIET_S
+
+    def is_indexed(self) -> bool:
+        """Whether the balance sheet knows all that was trained on; its index follows the queue."""
+        trained = sum(group.tokens for group in trained_groups(self.folder))
+        return bool(self.account()["trained"] >= trained)
+
+    def account(self) -> dict[str, Any]:
+        """The balance sheet."""
+        url = f"http://127.0.0.1:{self.api.port}/explore/account"
+        account: dict[str, Any] = httpx.get(url, trust_env=False).json()
+        return account
+
+    def close(self) -> None:
+        for name in (*ENVIRONMENTS, "trainer", "server", "API"):
+            self.parts[name].kill()
+        del os.environ[booked_env.ITEMS], os.environ[booked_env.FOLDER]
+
 
 def sample_campaign(kills: int, seed: int) -> Figures:
     """Raises AssertionError at the first broken promise; otherwise the figures."""
-    rng, begun = random.Random(seed), time.monotonic()
-    fake = FakeInference(reply=Answers())
-    with fast_folder() as folder, fake.running() as inference:
-        api = ApiProcess(folder)
-        api.start()
-        (folder / "checkpoints").mkdir()
-        trainer = Trainer(f"http://127.0.0.1:{api.port}", folder / "checkpoints")
-        trainer.start()
-        os.environ[booked_env.ITEMS] = f"{ITEMS_PER_KILL * max(kills, 2)}"
-        os.environ[booked_env.FOLDER] = str(folder)
-        model = str(write_tiny_model(folder / "model"))
-        envs = {
-            name: _environment(folder, name, api.port, inference, model)
-            for name in ENVIRONMENTS
-        }
-        done = Kills()
+    rng, begun, done = random.Random(seed), time.monotonic(), Kills()
+    items = ITEMS_PER_KILL * max(kills, 2)
+    with fast_folder() as folder:
+        run = SampledRun(folder, items)
         try:
-            for env in envs.values():
-                env.start()
-            wanted = len(envs) * int(os.environ[booked_env.ITEMS])
-            while len(done.at) < kills and len(trainer.trained) < wanted:
-                _kill(rng.choice([*envs, *envs, "api"]), rng, done, api, envs, folder)
-            until(
-                f"{wanted} groups; see {folder}", lambda: _is_over(trainer, wanted), WITHIN_S
-            )
+            run.start()
+            while len(done.at) < kills and not run.is_over():
+                _kill_next(run, rng, done)
+            until(f"{run.wanted} groups; see {folder}", run.is_over, WITHIN_S)
             seconds = time.monotonic() - begun
-            account = _account(api.port)
+            until("the index of the archive", run.is_indexed, WITHIN_S)
+            account = run.account()
         finally:
-            trainer.stop.set()
-            for env in envs.values():
-                env.kill()
-            trainer.join(10)
-            trainer.client.close()
-            api.kill()
-            del os.environ[booked_env.ITEMS], os.environ[booked_env.FOLDER]
-        figures = _audit(folder, trainer, done, wanted // len(envs))
+            run.close()
+        figures = _audit(folder, done, items)
         figures["s"] = seconds
-        return _with_balance(figures, account, fake.returned_tokens)
+        return _with_balance(figures, account, folder)
 
 
-def _is_over(trainer: Trainer, wanted: int) -> bool:
-    """Whether all items are trained on, or all but a few and none came for long."""
-    groups = len({(env, item) for env, item, _ in trainer.trained})
-    return groups >= wanted or time.monotonic() - trainer.last_batch_at > QUIET_S
-
-
-def _kill(
-    who: str,
-    rng: random.Random,
-    done: Kills,
-    api: ApiProcess,
-    envs: dict[str, Process],
-    folder: Path,
-) -> None:
-    before = _lines(folder)
-    until("a sample", lambda: _lines(folder) > before or _all_handed(envs), 60.0)
+def _kill_next(run: SampledRun, rng: random.Random, done: Kills) -> None:
+    """kill -9 of a part, after a sample ended since the last kill."""
+    name = rng.choice([*run.parts, *ENVIRONMENTS])
+    before = run.samples()
+    until("a sample", lambda: run.samples() > before or _any_ended(run), WITHIN_S)
     time.sleep(rng.uniform(0.0, 2.0))
-    done.at.append((time.time(), who))
-    if who == "api":
-        api.kill()
-        api.start()
-    else:
-        envs[who].kill()
-        envs[who].start()
+    done.at.append((time.time(), name))
+    run.kill(name, rng.uniform(0.0, AWAY_S))
 
 
-def _all_handed(envs: dict[str, Process]) -> bool:
-    return any(env.exited for env in envs.values())
+def _any_ended(run: SampledRun) -> bool:
+    return any(env.exited for env in run.envs.values())
 
 
-def _lines(folder: Path) -> int:
-    book = folder / "book.txt"
-    return len(book.read_bytes().splitlines()) if book.exists() else 0
+def _booked(folder: Path, part: str, address: str) -> Process:
+    module = f"tests.torture.kills.booked_{part}"
+    return Process(folder / f"{part}.log", sys.executable, "-m", module, str(folder), address)
 
 
 def _environment(folder: Path, name: str, port: int, inference: str, model: str) -> Process:
@@ -204,18 +174,13 @@ def _environment(folder: Path, name: str, port: int, inference: str, model: str)
     return Process(folder / f"{name}.log", *command)
 
 
-def _account(port: int) -> dict[str, Any]:
-    """The balance sheet of the run."""
-    url = f"http://127.0.0.1:{port}/explore/account"
-    account: dict[str, Any] = httpx.get(url, trust_env=False).json()
-    return account
-
-
-def _with_balance(figures: Figures, account: dict[str, Any], returned: int) -> Figures:
-    """``figures`` with those of the balance sheet; ``returned``: tokens by the server's count.
+def _with_balance(figures: Figures, account: dict[str, Any], folder: Path) -> Figures:
+    """``figures`` with those of the balance sheet, which has to be exact.
 
     What the dead processes had not reported yet is known to the server alone.
     """
+    returned = sent_tokens(folder)
+    trained = sum(group.tokens for group in trained_groups(folder))
     figures["tokens returned"] = returned
     figures["tokens not reported by the dead"] = returned - account["generated"]
     figures["tokens trained"] = account["trained"]
@@ -224,22 +189,23 @@ def _with_balance(figures: Figures, account: dict[str, Any], returned: int) -> F
     states = sum(line["tokens"] for line in account["lines"]) + account["unknown"]
     assert states == account["generated"] + account["supplied"], account
     assert account["generated"] <= returned, account
+    assert account["trained"] == trained, (trained, account)
     assert account["unknown"] == account["supplied"] == 0, account
     return figures
 
 
-def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures:
+def _audit(folder: Path, kills: Kills, wanted: int) -> Figures:
     lines = [line.split() for line in (folder / "book.txt").read_text().splitlines()]
     finished = {(env, answer): float(at) for env, _, answer, at in lines}
-    trained = Counter(
-        (env, answer) for env, _, answers in trainer.trained for answer in answers
-    )
-    items = Counter((env, item) for env, item, _ in trainer.trained)
+    groups = trained_groups(folder)
+    trained = Counter((group.env, answer) for group in groups for answer in group.answers)
+    items = Counter((group.env, group.item) for group in groups)
     # The group had arrived when its environment was killed: a sample that was drawn again is later.
     last: dict[tuple[str, str], float] = {}
-    for env, item, answers in trainer.trained:
-        number = re.findall(r"\d+", item)[-1]
-        last[env, number] = max(finished[env, answer] for answer in answers)
+    for group in groups:
+        number = re.findall(r"\d+", group.item)[-1]
+        ends = [finished[group.env, answer] for answer in group.answers]
+        last[group.env, number] = max(ends)
     untrained = [
         (env, item, answer) for env, item, answer, _ in lines if (env, answer) not in trained
     ]
@@ -252,7 +218,8 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures
     early = [s for s in lost if kills.since(finished[s], s[0]) > KEPT_AFTER_S]
     figures = Figures()
     figures["kills"] = len(kills.at)
-    figures["kills of the API"] = sum(who == "api" for _, who in kills.at)
+    for part in ("API", "server", "trainer", *ENVIRONMENTS):
+        figures[f"kills of {part}"] = kills.of(part)
     figures["samples finished"] = len(finished)
     figures["items trained"] = len(items)
     numbers = {env: {item for name, item in items if name == env} for env in ENVIRONMENTS}
@@ -265,9 +232,9 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills, wanted: int) -> Figures
     figures["lost"] = len(early)
     figures["lost of the last second before a kill"] = len(lost) - len(early)
     figures["drawn again for a group that had arrived"] = len(late)
-    figures["journals left"] = len(list((folder / "checkpoints" / JOURNALS).iterdir()))
-    handed_kills = sum(who == "handed" for _, who in kills.at)
-    assert figures["items handed out in the instant of a kill"] <= handed_kills, figures
+    figures["journals left"] = len(list((folder / CHECKPOINTS / JOURNALS).iterdir()))
+    handed = figures["items handed out in the instant of a kill"]
+    assert handed <= kills.of("handed"), figures
     for name in (
         "items skipped",
         "items trained twice",
