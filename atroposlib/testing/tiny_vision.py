@@ -107,7 +107,8 @@ def _llava(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
         image_size=SIDE,
         patch_size=PATCH,
     )
-    config = LlavaConfig(
+    configure: Any = LlavaConfig  # the names of its types are those of older releases
+    config = configure(
         vision_config=vision,
         text_config=LlamaConfig(**text),
         image_token_id=processor.image_token_id,
@@ -143,7 +144,8 @@ def _qwen2_vl(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
         "mrope_section": [2 * eighth, eighth, eighth],
     }
     id_of = tokenizer.convert_tokens_to_ids
-    config = Qwen2VLConfig(
+    configure: Any = Qwen2VLConfig  # takes the tokens of its text part as well
+    config = configure(
         text_config={**text, "rope_parameters": rope},
         vision_config={
             "depth": 1,

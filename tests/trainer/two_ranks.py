@@ -37,6 +37,7 @@ from example_trainer.update.optimizer import (
 )
 from example_trainer.update.step import learn
 from tests.trainer.architectures import write
+from tests.trainer.distributed.pictured_ranks import pictured
 from tests.trainer.families import family_of
 from tests.trainer.loaded_ranks import (
     LONE,
@@ -46,7 +47,6 @@ from tests.trainer.loaded_ranks import (
     mean_distance,
     with_real_logits,
 )
-from tests.trainer.pictured_ranks import pictured
 from tests.trainer.rows import row
 from tests.trainer.run.noted_ranks import noted
 

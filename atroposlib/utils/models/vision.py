@@ -219,10 +219,11 @@ def picture_reader(path: str, model: Any) -> PictureReader | None:
 def _processor(path: str, config_class: type) -> Any:
     from transformers import AutoProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-    from transformers.utils import is_torchvision_available
+    from transformers.utils.import_utils import is_torchvision_available
 
     if is_torchvision_available() or config_class not in PROCESSOR_MAPPING:
-        return AutoProcessor.from_pretrained(path)
+        auto: Any = AutoProcessor
+        return auto.from_pretrained(path)
     return without_video(PROCESSOR_MAPPING[config_class]).from_pretrained(path)
 
 
