@@ -1,8 +1,8 @@
 """Tiny vision-language models with random weights, and their processors.
 
-For tests and small runs, without a download: the tokenizer of ``tiny``, and a vision tower of one
-or two layers. Families of two kinds: ``qwen2_vl`` rotates positions by three axes and takes
-pictures of any size, ``llava`` counts plain positions and takes squares of one size.
+For tests and small runs, without a download: the tokenizer of ``tiny``, and a vision tower of a
+layer or two. Families of two kinds: ``qwen2_vl`` rotates positions by three axes and takes
+pictures of any size, ``llava`` counts plain positions and takes squares of a fixed size.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _llava(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
         image_size=SIDE,
         patch_size=PATCH,
     )
-    configure: Any = LlavaConfig  # the names of its types are those of older releases
+    configure: Any = LlavaConfig  # its types have the names of older releases
     config = configure(
         vision_config=vision,
         text_config=LlamaConfig(**text),

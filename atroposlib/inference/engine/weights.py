@@ -33,7 +33,7 @@ from atroposlib.errors import WeightsError
 PREFIX = "base_model.model."
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
-# transformers changes attributes of torch while it loads, so one thread loads at a time.
+# transformers changes attributes of torch while it loads, so threads load in turn.
 _CONVERSION = threading.Lock()
 
 

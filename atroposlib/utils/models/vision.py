@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 2**25  # of one picture: 100 MB as RGB
-MAX_PICTURES = 64  # of one sequence
+MAX_PIXELS = 2**25  # of a picture: 100 MB as RGB
+MAX_PICTURES = 64  # of a sequence
 KEPT = 16  # sequences whose pixel tensors the reader keeps
 # Outputs of a processor about tokens; the rest is about pixels.
 TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -40,7 +40,7 @@ TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type
 
 @dataclass(frozen=True, eq=False)
 class PictureInputs:
-    """The pictures of a sequence as the model reads them, and where they put its tokens."""
+    """Pictures of a sequence as tensors, and the positions that its tokens get."""
 
     digest: bytes  # of the bytes of all pictures, in order
     tensors: Mapping[str, Tensor]  # pixels and grids, under the processor's names
@@ -54,7 +54,7 @@ class PictureInputs:
         return tuple((name, *value.shape[1:]) for name, value in sorted(self.tensors.items()))
 
     def positions_up_to(self, length: int) -> Tensor:
-        """(A, length); tokens after those of ``positions`` are text."""
+        """(A, length); tokens after ``positions`` are text."""
         if self.positions is None:
             return torch.arange(length)[None]
         known = self.positions[:, :length]
@@ -77,7 +77,7 @@ class PictureReader:
     def __init__(self, processor: Any, model: Any) -> None:
         self._processor = processor
         self._rope_index = getattr(model.base_model, "get_rope_index", None)
-        self._lock = threading.Lock()  # a tokenizer serves one thread at a time
+        self._lock = threading.Lock()  # a tokenizer serves a single thread at a time
         self._kept: OrderedDict[bytes, _Pixels] = OrderedDict()
         self.token_ids: frozenset[int] = frozenset(processor.image_token_ids)
 
@@ -159,7 +159,7 @@ class PictureReader:
 
 
 def open_picture(data: bytes) -> Image:
-    """RGB picture of a PNG, JPEG or WebP file. Raises PictureError: it is none, or too large."""
+    """RGB picture of a PNG, JPEG or WebP file. Raises PictureError: the data is no picture, or too large."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -179,7 +179,7 @@ def open_picture(data: bytes) -> Image:
 
 
 def language_model_class(config: Any) -> Any:
-    """Auto class of transformers for a text model, or for one that also reads pictures."""
+    """Auto class of transformers for a model of text, or of text and pictures."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -195,7 +195,7 @@ def language_model_class(config: Any) -> Any:
 def picture_reader(path: str, model: Any) -> PictureReader | None:
     """The reader of a model's pictures; None for a model of text, or without a usable processor.
 
-    None as well for a model whose pictures attend in both directions, such as Gemma 3: it
+    None as well for a model whose pictures attend in both directions (Gemma 3): it
     serves and trains text.
     """
     body = getattr(model, "base_model", model)
