@@ -163,11 +163,11 @@ def main() -> None:
     add("--family", choices=FAMILIES, default="llava")
     add("--seed", type=int, default=0)
     add("--blank", action="store_true", help="white pictures, the control")
-    add("--warm", type=int, default=120, help="supervised steps (default %(default)s)")
+    add("--warm", type=int, default=60, help="supervised steps (default %(default)s)")
     add(
         "--share", type=float, default=0.25, help="right colours in them (default %(default)s)"
     )
-    add("--steps", type=int, default=30, help="steps on rewards (default %(default)s)")
+    add("--steps", type=int, default=80, help="steps on rewards (default %(default)s)")
     add("--groups", type=int, default=16, help="of a step (default %(default)s)")
     add("--n", type=int, default=8, help="samples of a group (default %(default)s)")
     add("--lr", type=float, default=1e-3, help="of the rewards (default %(default)s)")
