@@ -2,10 +2,10 @@
 
     python benchmarks/bench_pictures.py --seed 0            # and with --blank, the control
 
-Local engine and trainer in one process, on ``environments/library/pictures.py`` with ``source one``.
+Local engine and trainer in the same process, on ``environments/library/pictures.py`` with ``source one``.
 A short supervised warm-up, of which a share of the colours is right, teaches the form of a reply; then
 rewards alone.
-The baseline is the same run on white pictures, where one answer in four is right by chance.
+The baseline is the same run on white pictures, where a quarter of the answers is right by chance.
 """
 
 from __future__ import annotations
@@ -165,7 +165,10 @@ def main() -> None:
     add("--blank", action="store_true", help="white pictures, the control")
     add("--warm", type=int, default=60, help="supervised steps (default %(default)s)")
     add(
-        "--share", type=float, default=0.25, help="right colours in them (default %(default)s)"
+        "--share",
+        type=float,
+        default=0.25,
+        help="right colours in its rows (default %(default)s)",
     )
     add("--steps", type=int, default=80, help="steps on rewards (default %(default)s)")
     add("--groups", type=int, default=16, help="of a step (default %(default)s)")

@@ -4,7 +4,7 @@
 
 The model gets a PNG in a data URL, so its server has to take pictures; a server that reads
 text only ends the command with its refusal. The score is 1 for the right answer. ``digits``
-are the 1,797 scans in the wheel of scikit-learn (extra ``digits``), ``one`` is the colour of one
+are the 1,797 scans in the wheel of scikit-learn (extra ``digits``), ``one`` is the colour of a single
 shape in a drawing of 32 x 32 pixels, answered by the word alone, which a model of random weights
 learns. ``blank`` shows white pictures instead: what a model then reaches, it reaches without looking.
 """
@@ -33,7 +33,7 @@ INSIDE = {
 }
 CELL, CELLS, RADII = 56, 4, (14, 22)  # pixels; cells per side; half of a shape's width
 SCALE = 12  # pixels per pixel of a scanned digit
-SMALL, SMALL_RADII = 32, (7, 11)  # side of a drawing of one shape; half of its width
+SMALL, SMALL_RADII = 32, (7, 11)  # side of a small drawing; half of its shape's width
 
 
 def make(rng):
@@ -64,7 +64,7 @@ def make(rng):
 
 
 def make_one(rng):
-    """A small drawing of one shape."""
+    """A small drawing of a shape."""
     radius = rng.randint(*SMALL_RADII)
     middle = [rng.randint(radius, SMALL - 1 - radius) for _ in range(2)]
     shape = [rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius]

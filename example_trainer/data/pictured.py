@@ -22,7 +22,7 @@ def plan_pictured(
     divisor: int = 1,
     switch: float = float("inf"),
 ) -> list[MicroBatch]:
-    """Passes over packs of one row each, as :func:`packing.plan_microbatches`.
+    """Passes over packs of a row each, as :func:`packing.plan_microbatches`.
 
     The passes of neighbouring ranks use the same weights, as the sum over ranks requires: a rank
     without rows computes the pictures of another.
