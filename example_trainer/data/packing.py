@@ -245,7 +245,7 @@ class MicroBatch:
     columns: Ints  # (N,) 0 .. T - 1
     row_ids: list[int]  # (B,) index into the rows of the batch
     teacher_ids: list[list[int]]  # (N, up to K); empty if no row has candidates
-    pictures: list[PictureInputs] = field(default_factory=list)  # of each line, or none
+    pictures: list[PictureInputs] = field(default_factory=list)  # a line each; empty for text
 
     @property
     def shape(self) -> tuple[int, int]:

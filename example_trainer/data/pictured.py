@@ -46,7 +46,7 @@ def _computed(batch: MicroBatch) -> float:
 
 
 def _without_tokens(batch: MicroBatch) -> MicroBatch:
-    """The same pass without a token to be scored."""
+    """A copy of the pass without a token to be scored."""
     none = np.zeros(0, np.int64)
     return replace(
         batch,

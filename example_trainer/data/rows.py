@@ -74,7 +74,7 @@ class Row:
         None  # experts of the first tokens; position j reads token j
     )
     environment: str | None = None  # its name, which decides on the algorithm
-    pictures: PictureInputs | None = None  # of a model that reads pictures
+    pictures: PictureInputs | None = None  # None: a row of text
 
     @cached_property
     def trained(self) -> list[int]:

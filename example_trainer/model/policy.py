@@ -69,7 +69,7 @@ class PackedModel:
     attention_crossover: float = float("inf")  # see packing.pack_rows
     rope_switch: float = float("inf")  # see packing.plan_microbatches
     world: Ranks = field(default_factory=Ranks.single)
-    pictures: PictureReader | None = None  # of a model that reads pictures
+    pictures: PictureReader | None = None  # None: the model reads text only
 
     @property
     def vocab_size(self) -> int:

@@ -48,7 +48,7 @@ class ServedModel:
     dtype: torch.dtype
     transform: LogitTransform  # transform from the output head's products to logits
     routers: tuple[Router, ...] = ()  # routers of a mixture of experts
-    reader: PictureReader | None = None  # of a model that reads pictures
+    reader: PictureReader | None = None  # None: the model reads text only
     _head: Tensor | None = None  # (V, D) of the weights as they are; None: not copied yet
 
     @property

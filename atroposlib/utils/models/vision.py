@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 2**25  # of a picture: 100 MB as RGB
-MAX_PICTURES = 64  # of a sequence
+MAX_PIXELS = 2**25  # 100 MB of a picture as RGB
+MAX_PICTURES = 64  # per sequence
 KEPT = 16  # sequences whose pixel tensors the reader keeps
 # Outputs of a processor about tokens; the rest is about pixels.
 TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -42,7 +42,7 @@ TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type
 class PictureInputs:
     """Pictures of a sequence as tensors, and the positions that its tokens get."""
 
-    digest: bytes  # of the bytes of all pictures, in order
+    digest: bytes  # all pictures, in order
     tensors: Mapping[str, Tensor]  # pixels and grids, under the processor's names
     positions: Tensor | None  # (A, T) of the tokens of the prompt; None: 0, 1, ...
     shift: int  # position of a later token minus its index
