@@ -32,6 +32,7 @@
     |   `-- TokensMissing          the backend returned no token ids or logprobs
     |-- RolloutError           user code failed; names env, item and stage
     |-- DatasetUnavailable     real data could not be loaded; never replaced by toy data
+    |-- PictureError           a picture cannot be read, or does not fit its tokens  (also a ValueError)
     |-- CheckpointError        a checkpoint could not be written or read whole
     `-- WeightsError           new weights did not reach the servers whole
         |-- PublishFailed      a server refused or did not answer
@@ -294,6 +295,10 @@ class RolloutError(AtroposError):
 
 class DatasetUnavailable(AtroposError):
     """Real data could not be loaded; the message names the option for a local file."""
+
+
+class PictureError(AtroposError, ValueError):
+    """A picture cannot be read, or does not fit the placeholder tokens of its sequence."""
 
 
 class CheckpointError(AtroposError):

@@ -127,6 +127,7 @@ def training_rows(
         unknown_temperature=settings.unknown_temperature,
         incarnation=state.incarnation,
         starts=state.starts,
+        read_pictures=policy.pictures.inputs if policy.pictures else None,
     )
     require_known_candidates(batch.rows, policy.vocab_size)
     replays = policy.module.replay is not None

@@ -1,14 +1,20 @@
-"""Images of a group: texts (usually base64) that are checked and never decoded."""
+"""Images of a group: texts (usually base64) that the API checks and never decodes.
+
+A group has a list or a text per row. A picture may be written once: a row that has it again refers
+to it by ``sha256:`` and the digest of its text.
+"""
 
 from __future__ import annotations
 
+import base64
 import codecs
+import hashlib
 import re
 from typing import Any
 
 import msgspec
 
-from atroposlib.errors import InvalidGroup
+from atroposlib.errors import InvalidGroup, PictureError
 
 IMAGES = "images"
 # A larger JSON member is only accepted as images, which are texts and are not decoded.
@@ -16,6 +22,9 @@ LARGE_REST = 8 * 2**20  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10
 MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
+MAX_GROUP_BYTES = 2**28  # distinct pictures of a group, decoded from base64
+REFERENCE = "sha256:"
+REFERENCE_CHARACTERS = len(REFERENCE) + 64
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -35,8 +44,98 @@ def picture_url(part: Any) -> Any:
 
 def pictures_of(images: Any, row: int) -> list[str]:
     """The data URLs of a row in the field ``images`` of a group: a list or a text per row."""
+    own = _texts(images, row)
+    if any(map(_is_reference, own)):
+        known = _by_reference(images)
+        own = [known.get(text, text) for text in own]
+    return [url for url in own if is_picture(url)]
+
+
+def with_references(images: Any) -> Any:
+    """``images`` with a reference in place of each text that an earlier place has."""
+    seen: dict[str, str] = {}
+
+    def place(text: Any) -> Any:
+        if not isinstance(text, str) or len(text) <= REFERENCE_CHARACTERS:
+            return text
+        if text in seen:
+            return seen[text]
+        seen[text] = _reference(text)
+        return text
+
+    if not isinstance(images, list):
+        return images
+    return [[place(t) for t in own] if isinstance(own, list) else place(own) for own in images]
+
+
+def _texts(images: Any, row: int) -> list[Any]:
     own = images[row] if isinstance(images, list) and row < len(images) else []
-    return [url for url in (own if isinstance(own, list) else [own]) if is_picture(url)]
+    return own if isinstance(own, list) else [own]
+
+
+def _reference(text: str) -> str:
+    return REFERENCE + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_reference(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(REFERENCE)
+
+
+def _by_reference(images: list[Any]) -> dict[str, str]:
+    texts = {
+        t for row in range(len(images)) for t in _texts(images, row) if isinstance(t, str)
+    }
+    return {_reference(text): text for text in texts if not _is_reference(text)}
+
+
+def has_images(images: Any) -> bool:
+    """Whether there is a picture; an environment without pictures may send lists of None."""
+    return any(map(has_images, images)) if isinstance(images, (list, tuple)) else bool(images)
+
+
+class GroupImages:
+    """The images of a group as bytes, each decoded once."""
+
+    def __init__(self, images: Any) -> None:
+        self._images = images
+        self._known = _by_reference(images) if isinstance(images, list) else {}
+        self._decoded: dict[str, bytes] = {}
+
+    def of_row(self, row: int) -> list[bytes]:
+        """The images of a row, in order.
+
+        Raises PictureError: an image is neither a data URL of a picture nor base64, a reference
+        has no image, or the group has too many bytes.
+        """
+        return [self._decode(text) for text in _texts(self._images, row) if text]
+
+    def _decode(self, text: Any) -> bytes:
+        if _is_reference(text) and text not in self._known:
+            raise PictureError(f"no image of the group has the digest {text[:20]}...")
+        text = self._known.get(text, text) if isinstance(text, str) else text
+        if not isinstance(text, str) or text not in self._decoded:
+            self._decoded[text] = picture_bytes(text)
+            if sum(map(len, self._decoded.values())) > MAX_GROUP_BYTES:
+                raise PictureError(f"more than {MAX_GROUP_BYTES} bytes of pictures in a group")
+        return self._decoded[text]
+
+
+def picture_bytes(text: Any) -> bytes:
+    """The bytes of a picture in a data URL, or of base64 alone.
+
+    Raises PictureError: the text is neither, or too long.
+    """
+    try:
+        if not isinstance(text, str) or len(text) > MAX_PICTURE_CHARACTERS:
+            raise ValueError
+        if text.startswith("data:") and not is_picture(text):
+            raise ValueError
+        return base64.b64decode(text.rpartition(",")[2], validate=True)
+    except ValueError:
+        raise PictureError(
+            "an image is no data URL of PNG, JPEG or WebP of at most 8 MB, such as"
+            " data:image/png;base64,iVBOR..."
+        ) from None
 
 
 def check_images(text: bytes | memoryview) -> None:

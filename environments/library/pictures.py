@@ -4,7 +4,9 @@
 
 The model gets a PNG in a data URL, so its server has to take pictures; a server that reads
 text only ends the command with its refusal. The score is 1 for the right answer. ``digits``
-are the 1,797 scans in the wheel of scikit-learn (extra ``digits``).
+are the 1,797 scans in the wheel of scikit-learn (extra ``digits``), ``one`` is the colour of a single
+shape in a drawing of 32 x 32 pixels, answered by the word alone, which a model of random weights
+learns. ``blank`` shows white pictures instead: what a model then reaches, it reaches without looking.
 """
 
 import base64
@@ -31,6 +33,7 @@ INSIDE = {
 }
 CELL, CELLS, RADII = 56, 4, (14, 22)  # pixels; cells per side; half of a shape's width
 SCALE = 12  # pixels per pixel of a scanned digit
+SMALL, SMALL_RADII = 32, (7, 11)  # side of a small drawing; half of its shape's width
 
 
 def make(rng):
@@ -60,11 +63,32 @@ def make(rng):
     return {"question": f"{ask} {shapes}", "ask": ask, "shapes": shapes, "answer": str(answer)}
 
 
+def make_one(rng):
+    """A small drawing of a shape."""
+    radius = rng.randint(*SMALL_RADII)
+    middle = [rng.randint(radius, SMALL - 1 - radius) for _ in range(2)]
+    shape = [rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius]
+    ask = "Which colour?"
+    return {
+        "question": f"{ask} {shape}",
+        "ask": ask,
+        "shapes": [shape],
+        "side": SMALL,
+        "plain": True,
+        "answer": shape[1],
+    }
+
+
 def tasks(config):
     if config.source == "digits":
-        return scans(config.tasks)
-    made = distinct(make, config.tasks, config.seed)  # distinct by drawing and question
-    return [{name: task[name] for name in ("id", "ask", "shapes", "answer")} for task in made]
+        made = scans(config.tasks)
+    else:  # distinct by drawing and question
+        source = make_one if config.source == "one" else make
+        made = [
+            {name: value for name, value in task.items() if name != "question"}
+            for task in distinct(source, config.tasks, config.seed)
+        ]
+    return [{**task, "blank": True} for task in made] if config.blank else made
 
 
 def scans(count):
@@ -81,9 +105,8 @@ def scans(count):
     ][:count]
 
 
-def draw(shapes):
+def draw(shapes, side=CELL * CELLS):
     """Lines of RGB pixels on white."""
-    side = CELL * CELLS
     lines = [bytearray(b"\xff" * (3 * side)) for _ in range(side)]
     for kind, colour, left, top, radius in shapes:
         for y in range(-radius, radius + 1):
@@ -118,8 +141,23 @@ def png(lines):
 
 
 def picture(task):
-    lines = enlarge(task["grey"]) if "grey" in task else draw(task["shapes"])
+    if "grey" in task:
+        lines = enlarge(task["grey"])
+    else:
+        lines = draw(task["shapes"], task.get("side", CELL * CELLS))
+    if task.get("blank"):
+        lines = [b"\xff" * len(line) for line in lines]
     return f"data:image/png;base64,{base64.b64encode(png(lines)).decode()}"
+
+
+def text(task):
+    """The question, with the form of the answer."""
+    return task["ask"] if task.get("plain") else f"{task['ask']} {TAGS}"
+
+
+def is_right(task, reply):
+    answer = reply.strip() if task.get("plain") else answer_in(reply) or ""
+    return answer.lower() == task["answer"]
 
 
 CARD = Card(
@@ -136,8 +174,11 @@ CARD = Card(
     settings={
         **SETTINGS,
         "source": Field(
-            default="shapes", pattern="^(shapes|digits)$", description="shapes, digits"
+            default="shapes",
+            pattern="^(shapes|digits|one)$",
+            description="shapes, digits, or one: a small drawing of one shape",
         ),
+        "blank": Field(default=False, description="show white pictures, as a control"),
     },
     card=CARD,
     group_size=8,
@@ -145,9 +186,9 @@ CARD = Card(
 )
 async def pictures(task, model):
     shown = {"type": "image_url", "image_url": {"url": picture(task)}}
-    question = {"type": "text", "text": f"{task['ask']} {TAGS}"}
+    question = {"type": "text", "text": text(task)}
     reply = await model.chat([{"role": "user", "content": [shown, question]}])
-    return (answer_in(reply) or "").lower() == task["answer"]
+    return is_right(task, reply)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ModelExporter:
 
     def _save_tokenizer(self, model: PackedModel) -> None:
         with whole_directory(self._directory / "tokenizer", durable=True) as draft:
-            model.tokenizer.save_pretrained(draft)
+            (model.pictures or model.tokenizer).save_pretrained(draft)
 
     def _let_go(self, state: TrainerState, keep: int) -> None:
         """Delete the oldest exports of this run; exports of another run are kept."""

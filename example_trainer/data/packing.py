@@ -28,12 +28,16 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
+
+if TYPE_CHECKING:
+    from atroposlib.utils.models.vision import PictureInputs
 
 Ints = NDArray[np.int64]
 
@@ -95,6 +99,8 @@ class RowTokens:
     @classmethod
     def of(cls, row: Row, experts: Sequence[bytes] = ()) -> RowTokens:
         length = row.trained[-1] + 1  # the last token predicts nothing that is trained
+        if row.pictures is not None:  # a picture may follow the last trained token
+            length = len(row.tokens)
         tokens = np.array(row.tokens[:length], dtype=np.int64)
         return cls(tokens, list(experts[:length]))
 
@@ -240,6 +246,7 @@ class MicroBatch:
     columns: Ints  # (N,) 0 .. T - 1
     row_ids: list[int]  # (B,) index into the rows of the batch
     teacher_ids: list[list[int]]  # (N, up to K); empty if no row has candidates
+    pictures: list[PictureInputs] = field(default_factory=list)  # a line each; empty for text
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -364,6 +371,7 @@ def plan_microbatch(
         columns=_join(map(np.arange, counts))[order],
         row_ids=row_ids,
         teacher_ids=_teacher_ids(some, order),
+        pictures=[row.pictures for row in some if row.pictures is not None],
     )
 
 

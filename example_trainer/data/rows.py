@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.errors import ConfigError, InvalidGroup, PictureError
 from atroposlib.wire import (
     MASKED,
     MASKED_LOGPROB,
@@ -29,15 +29,20 @@ from atroposlib.wire import (
     SampledSpan,
     ScoredData,
 )
+from atroposlib.wire.images import GroupImages, has_images
 from atroposlib.wire.lineage import on_lineage
 from atroposlib.wire.routing import RoutedExperts
 from example_trainer.data import sampling
+
+if TYPE_CHECKING:
+    from atroposlib.utils.models.vision import PictureInputs
 
 V = TypeVar("V")
 IMAGES = (
     "groups with images are left out and acked (dropped_images): this trainer reads tokens only,"
     " and would train on image tokens without their pictures"
 )
+ReadPictures = Callable[[Sequence[int], Sequence[bytes]], "PictureInputs"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Row:
     )
     environment: str | None = None  # its name, which decides on the algorithm
     role: str = ""  # side of a game: of the row's facts, else the endpoint of its group
+    pictures: PictureInputs | None = None  # None: a row of text
 
     @cached_property
     def trained(self) -> list[int]:
@@ -141,12 +147,13 @@ def to_rows(
     unknown_temperature: sampling.UnknownTemperature = "warn",
     incarnation: int = 0,
     starts: Sequence[int] = (),
+    read_pictures: ReadPictures | None = None,
 ) -> TrainingBatch:
     """Rows of a claimed batch.
 
     Rows of a failed outcome are dropped, because their score does not describe the policy. Rows
     longer than ``max_tokens`` stay in the baseline of their group but not in the loss. Groups with
-    images are dropped: tokens alone are not what was sampled from.
+    images are dropped without ``read_pictures``: tokens alone are not what was sampled from.
 
     Args:
         needs_sampler: the loss compares with the policy that sampled; False for losses like
@@ -156,6 +163,8 @@ def to_rows(
         incarnation, starts: of this trainer's life. Versions of weights that an earlier life
             had and this life has not are replaced by versions as many steps away
             (``on_lineage``).
+        read_pictures: pixel tensors of a row, from its tokens and data URLs. A row whose
+            pictures do not fit its tokens is dropped, counted and noted.
     """
     needs_G = needs_sampler
     if isinstance(needs_G, bool):
@@ -163,10 +172,12 @@ def to_rows(
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
         rules = _Rules(max_tokens, needs_G[number], unknown_temperature)
-        if _has_images(group.images):
+        pictured = has_images(group.images)
+        if pictured and read_pictures is None:
             batch.counts["dropped_images"] += len(group.tokens)
             batch.notes.add(IMAGES)
             continue
+        images = GroupImages(group.images)
         own = partial(
             on_lineage, incarnation=group.incarnation, current=incarnation, starts=starts
         )
@@ -178,13 +189,30 @@ def to_rows(
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
             row = _row(group, g, key, rules, batch, own)
+            if pictured and read_pictures is not None:
+                try:
+                    row = replace(
+                        row, pictures=_pictures(group, g, key, images, read_pictures)
+                    )
+                except InvalidGroup as error:
+                    batch.counts["dropped_pictures"] += 1
+                    batch.notes.add(str(error))
+                    continue
             batch.rows.append(replace(row, place=(number, g)))
     return batch
 
 
-def _has_images(images: Any) -> bool:
-    """Whether there is a picture; an environment without pictures may send lists of None."""
-    return any(map(_has_images, images)) if isinstance(images, (list, tuple)) else bool(images)
+def _pictures(
+    group: ScoredData, g: int, key: str, images: GroupImages, read_pictures: ReadPictures
+) -> PictureInputs | None:
+    """Pictures of a row; None if it has none. Raises InvalidGroup: they do not fit its tokens."""
+    try:
+        pictures = images.of_row(g)
+        return read_pictures(group.tokens[g], pictures) if pictures else None
+    except PictureError as error:
+        name = sampling.named_environment(group) or "unnamed"
+        where = f"[{g}] of group {key} of environment {name}"
+        raise InvalidGroup("images", where, f"{error}; the row is left out") from error
 
 
 def _row(

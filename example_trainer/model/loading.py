@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.models.vision import language_model_class, picture_reader
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter, frozen, fsdp, probing, sharded
@@ -21,6 +22,7 @@ from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
     decoder_layers,
+    inner_model,
 )
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.model import ModelSettings
@@ -77,10 +79,15 @@ def _policy(
     *,
     freezes: bool,
 ) -> Policy:
-    from transformers import AutoModelForCausalLM as Auto
+    from transformers import AutoConfig
 
-    blueprint = Blueprint(Policy, TokenModule, Auto, settings, name)
-    return packed_model(blueprint, world, prepare, freezes=freezes)[0]
+    config = load_quietly(name, lambda: AutoConfig.from_pretrained(name))
+    auto = language_model_class(config)
+    blueprint = Blueprint(Policy, TokenModule, auto, settings, name)
+    policy = packed_model(blueprint, world, prepare, freezes=freezes)[0]
+    inner = inner_model(policy.model)
+    policy.pictures = load_quietly(name, lambda: picture_reader(name, inner))
+    return policy
 
 
 @dataclass(frozen=True)

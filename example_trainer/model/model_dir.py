@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError, ConfigError
+from atroposlib.utils.models.vision import language_model_class, picture_reader
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import adapter, state_dict
 from example_trainer.model.policy import PackedModel
@@ -90,7 +91,7 @@ def save_model(
         lambda: write_model(
             directory,
             inner_model(model.model),
-            model.tokenizer,
+            model.pictures or model.tokenizer,
             weights,
             state,
             dtype=model.compute_dtype,
@@ -116,6 +117,7 @@ def write_model(
 
     Args:
         model: gives shapes, names and config; its own weights are not written.
+        tokenizer: or the processor of a model that reads pictures, which has one.
         weights: under the names of ``model``, whole, in ``dtype``.
     """
     with whole_directory(directory, durable=durable) as draft:
@@ -146,10 +148,11 @@ def untied_copy(model_name: str, directory: Path) -> Path:
 
     Start vLLM from this copy when the trainer publishes untied weights to it.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(model_name)
-    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    auto = language_model_class(AutoConfig.from_pretrained(model_name))
+    model: Any = auto.from_pretrained(model_name)
+    tokenizer = picture_reader(model_name, model) or AutoTokenizer.from_pretrained(model_name)
     start = TrainerState("", 0, 0, None)
     weights = model.state_dict()
     write_model(

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atroposlib.errors import ConfigError
 from atroposlib.utils.models.causal_lm import LogitTransform
 from atroposlib.utils.models.low_precision import kept_casts
-from example_trainer.data.packing import MicroBatch, pack_rows, plan_microbatches
+from atroposlib.utils.models.vision import PictureReader
+from example_trainer.data.packing import MicroBatch, Pack, pack_rows, plan_microbatches
+from example_trainer.data.pictured import plan_pictured
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import attention
@@ -25,6 +28,7 @@ from example_trainer.model.scoring import (
     TokenModule,
     inner_model,
     inputs_of,
+    reads_pictures,
     scatter,
     scored_mask,
 )
@@ -65,6 +69,7 @@ class PackedModel:
     attention_crossover: float = float("inf")  # see packing.pack_rows
     rope_switch: float = float("inf")  # see packing.plan_microbatches
     world: Ranks = field(default_factory=Ranks.single)
+    pictures: PictureReader | None = None  # None: the model reads text only
 
     @property
     def vocab_size(self) -> int:
@@ -112,7 +117,32 @@ class PackedModel:
         The same on every rank. Rank r of n takes the micro-batches r, r + n, ...; with ``divisor``
         n each has as many, and neighbours are of similar length.
         """
-        trained = {i: row for i, row in enumerate(rows) if row.trained}
+        texts = {i: row for i, row in enumerate(rows) if row.trained and not row.pictures}
+        pictured = {i: row for i, row in enumerate(rows) if row.trained and row.pictures}
+        if pictured and not reads_pictures(self.model):
+            name = type(inner_model(self.model)).__name__
+            raise ConfigError(
+                f"{name} reads no pictures, and a row has some: name another model"
+            )
+        return plan_microbatches(
+            self._packs(texts, across_groups=divisor == 1),
+            rows,
+            self.max_tokens_per_microbatch,
+            divisor=divisor,
+            padded=self.padded,
+            switch=self.rope_switch,
+        ) + plan_pictured(
+            self._packs(pictured, share=False),
+            rows,
+            self.max_tokens_per_microbatch,
+            divisor=divisor,
+            switch=self.rope_switch,
+        )
+
+    def _packs(
+        self, trained: Mapping[int, Row], *, share: bool = True, across_groups: bool = False
+    ) -> list[Pack]:
+        """Packs of rows by their number."""
         ids = list(trained)
         experts_R = None
         if (replay := self.module.replay) is not None:
@@ -122,21 +152,14 @@ class PackedModel:
             list(trained.values()),
             max_tokens=self.max_tokens_per_microbatch,
             crossover=self.attention_crossover,
-            share=self.share_prefixes and not self.padded,
-            across_groups=divisor == 1,  # several ranks need several packs
+            share=share and self.share_prefixes and not self.padded,
+            across_groups=across_groups,  # several ranks need several packs
             switch=self.rope_switch,
             experts_R=experts_R,
         )
         for pack in packs:
             pack.rows = [ids[i] for i in pack.rows]
-        return plan_microbatches(
-            packs,
-            rows,
-            self.max_tokens_per_microbatch,
-            divisor=divisor,
-            padded=self.padded,
-            switch=self.rope_switch,
-        )
+        return packs
 
     def plan_share(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """The micro-batches of this rank; on every rank as many."""

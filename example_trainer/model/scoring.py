@@ -42,6 +42,8 @@ class Inputs:
     wanted: Wanted
     entropy_grad: bool = False
     experts: Tensor | None = None  # (lines * width, L * K) of a router replay
+    # Of rows with pictures: positions (A, lines, width) where a model has axes, pixel tensors.
+    pictures: dict[str, Tensor] | None = None
 
 
 def inputs_of(
@@ -59,6 +61,7 @@ def inputs_of(
         tokens[start : start + len(pack.tokens)] = torch.from_numpy(pack.tokens)
         positions[start : start + len(pack.tokens)] = torch.from_numpy(pack.positions)
     shape = microbatch.lines, microbatch.width
+    padded = padded or bool(microbatch.pictures)
     counts = np.bincount(microbatch.head_index, minlength=len(microbatch.nodes)).tolist()
     wanted = Wanted(
         torch.tensor(microbatch.temperatures, dtype=torch.float32).to(device),
@@ -76,7 +79,20 @@ def inputs_of(
         wanted,
         entropy_grad,
         _experts(microbatch, device),
+        _pictures(microbatch, device) if microbatch.pictures else None,
     )
+
+
+def _pictures(microbatch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    pictures = microbatch.pictures
+    inputs = {
+        name: torch.cat([of_row.tensors[name] for of_row in pictures]).to(device)
+        for name in pictures[0].tensors
+    }
+    if pictures[0].positions is not None:
+        lines = [of_row.positions_up_to(microbatch.width) for of_row in pictures]
+        inputs["position_ids"] = torch.stack(lines, 1).to(device)  # (A, lines, width)
+    return inputs
 
 
 def _experts(microbatch: MicroBatch, device: torch.device) -> Tensor | None:
@@ -142,10 +158,12 @@ class Backbone(nn.Module):
             extras["position_ids"] = inputs.positions
         if self.replay is not None:
             self.replay.follow(inputs.experts)
+        body = decoder(inner_model(self.model))
+        if inputs.pictures is not None:
+            body = inner_model(self.model).base_model
+            extras.update(inputs.pictures)
         with autocast(inputs.tokens.device, self.compute_dtype):
-            output = decoder(inner_model(self.model))(
-                input_ids=inputs.tokens, use_cache=False, **extras
-            )
+            output = body(input_ids=inputs.tokens, use_cache=False, **extras)
         hidden: Tensor = output.last_hidden_state.flatten(0, 1)[inputs.nodes]
         return hidden
 
@@ -194,6 +212,10 @@ class ValueModule(Backbone):
 def inner_model(model: Any) -> Any:
     """The transformers model, also inside of a peft wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def reads_pictures(model: Any) -> bool:
+    return hasattr(inner_model(model).base_model, "get_image_features")
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:

@@ -66,14 +66,24 @@ UNSCALED = (
 
 
 def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
-    """Choose distinct sequences for a check: one per group first, longer sequences first."""
-    distinct = {tuple(row.tokens): row for row in rows if len(row.tokens) > 1}
+    """Choose distinct sequences for a check: one per group first, longer sequences first.
+
+    Placeholders of pictures are left out: servers score text only.
+    """
+    distinct = {tuple(text_tokens(row)): row for row in rows if len(text_tokens(row)) > 1}
     seen: dict[str, int] = {}
     ranked: list[tuple[int, int, list[int]]] = []
-    for row in sorted(distinct.values(), key=lambda row: -len(row.tokens)):
+    for tokens, row in sorted(distinct.items(), key=lambda pair: -len(pair[0])):
         seen[row.group] = seen.get(row.group, 0) + 1
-        ranked.append((seen[row.group], len(ranked), row.tokens))
+        ranked.append((seen[row.group], len(ranked), list(tokens)))
     return [tokens for _, _, tokens in sorted(ranked)[:count]]
+
+
+def text_tokens(row: Row) -> list[int]:
+    """Tokens of a row without the placeholders of its pictures."""
+    if row.pictures is None:
+        return row.tokens
+    return [token for token in row.tokens if token not in row.pictures.token_ids]
 
 
 def check_servers(

@@ -10,7 +10,13 @@ from collections import Counter
 
 import pytest
 
-from atroposlib.environments.library.pictures import COLOURS, picture, pictures
+from atroposlib.environments.library.pictures import (
+    COLOURS,
+    is_right,
+    picture,
+    pictures,
+    text,
+)
 from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.rollout.causes import OnlyFailures
@@ -179,3 +185,25 @@ def test_scans_of_digits_come_from_the_wheel_of_scikit_learn():
     assert {task["answer"] for task in found} == set("0123456789")
     image = Image.open(io.BytesIO(base64.b64decode(picture(found[0]).partition(",")[2])))
     assert image.size == (96, 96) and len({*image.convert("L").get_flattened_data()}) > 5
+
+
+def test_one_shape_fills_a_small_drawing_and_is_answered_by_its_colour_alone():
+    found = pictures.definition.dataset(pictures.env_config_cls(source="one", tasks=60))
+    assert {task["answer"] for task in found} == {*COLOURS}
+    for task in found:
+        data = base64.b64decode(picture(task).partition(",")[2])
+        assert Image.open(io.BytesIO(data)).size == (32, 32)
+        [(_, colour)] = shapes_in(data)
+        assert is_right(task, f" {colour.upper()} ") and not is_right(task, f"a {colour}")
+        assert "<answer>" not in text(task)
+
+
+@pytest.mark.parametrize("source", ["one", "shapes"])
+def test_a_blank_picture_has_the_question_and_nothing_to_see(source):
+    config = pictures.env_config_cls(source=source, tasks=4, blank=True)
+    plain = pictures.env_config_cls(source=source, tasks=4)
+    for task, same in zip(*map(pictures.definition.dataset, (config, plain))):
+        image = Image.open(io.BytesIO(base64.b64decode(picture(task).partition(",")[2])))
+        assert image.getcolors() == [(image.width * image.height, (255, 255, 255))]
+        assert text(task) == text(same) and task["answer"] == same["answer"]
+        assert picture(same) != picture(task)

@@ -37,6 +37,7 @@ from example_trainer.update.optimizer import (
 )
 from example_trainer.update.step import learn
 from tests.trainer.architectures import write
+from tests.trainer.distributed.pictured_ranks import pictured
 from tests.trainer.families import family_of
 from tests.trainer.loaded_ranks import (
     LONE,
@@ -424,6 +425,7 @@ PARTS = (
     held_low,
     replayed,
     gradients,
+    pictured,
     mixed,
     low_precision,
     matrices,

@@ -56,6 +56,7 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.datasets import PATH_OPTION, data_paths, require_path
 from atroposlib.utils.gathering import gather_or_cancel
+from atroposlib.wire.images import with_references
 
 logger = logging.getLogger(__name__)
 # Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
@@ -410,6 +411,8 @@ class EnvRuntime:
                 [{"role": "user", "content": self.tokenizer.decode(row)}]
                 for row in group["tokens"]
             ]
+        if sender is not None and self.config.images_once and copy.get("images"):
+            copy["images"] = with_references(copy["images"])
         return copy
 
     def _record_outcome(self, outcome: Outcome, item: Item) -> None:

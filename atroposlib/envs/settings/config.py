@@ -158,6 +158,10 @@ class BaseEnvConfig(BaseModel):
         default=2, description="groups sent before metrics are logged; <=0: log at every step"
     )
     include_messages: bool = Field(default=False, description="send the text with the tokens")
+    images_once: bool = Field(
+        default=False,
+        description="send a picture once per group, and its digest with the other rows",
+    )
     min_batch_allocation: float | None = Field(
         default=None,
         ge=0,

@@ -91,7 +91,8 @@ def parse_value(name: str, annotation: Any, value: Any) -> Any:
 GROUPS = {
     "groups and rollouts": "group_size max_num_workers max_num_workers_per_node max_token_length "
     "total_steps batch_size max_batches_offpolicy ensure_scores_are_not_same include_messages "
-    "worker_timeout context_full_score max_item_retries max_failures_in_a_row seed tokenizer_name",
+    "images_once worker_timeout context_full_score max_item_retries max_failures_in_a_row seed "
+    "tokenizer_name",
     "evaluation": "steps_per_eval eval_at_start eval_at_end eval_handling eval_limit_ratio "
     "max_eval_workers data_dir_to_save_evals samples_path",
     "rollout API and trainer": "rollout_server_url inference_weight min_batch_allocation "

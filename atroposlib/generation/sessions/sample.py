@@ -25,6 +25,7 @@ from atroposlib.generation.sampling.generation import (
     from_four_tuple,
     sampling_params,
     span_sampling,
+    token_versions,
     with_configured,
     with_version,
 )
@@ -110,7 +111,7 @@ async def sample_chat(
             logprobs=[
                 entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
             ],
-            versions=[UNKNOWN_VERSION] * len(choice.token_ids),
+            versions=_choice_versions(choice),
             finish_reason=finish_reason_text(choice.finish_reason),
             sampling=sampling,
             images=images,
@@ -118,6 +119,12 @@ async def sample_chat(
         for choice in completion.choices
     ]
     return [with_version(output, version) for output in outputs]
+
+
+def _choice_versions(choice: Any) -> list[int]:
+    """Version of each token, as the local server reports them; else unknown."""
+    spans = getattr(choice, "weight_versions", None)
+    return token_versions(len(choice.token_ids), spans, UNKNOWN_VERSION)
 
 
 def has_generate(server: object) -> bool:

@@ -98,6 +98,7 @@ COLUMNS: dict[str, tuple[torch.dtype, Callable[[SequenceState], float]]] = {
     "top_p": (torch.float32, lambda s: s.request.params.top_p),
     "top_k": (torch.int64, lambda s: s.request.params.top_k),
     "seed": (torch.int64, lambda s: s.seed),
+    "rope_shift": (torch.int64, lambda s: s.rope_shift),
 }
 
 
@@ -154,6 +155,7 @@ class RunningBatch:
         self.any_greedy = any(p.temperature <= 0 for p in params)
         self.any_truncated = any(p.top_p < 1.0 or p.top_k > 0 for p in params)
         self.any_min_tokens = any(p.min_tokens for p in params)
+        self.any_pictures = any(s.request.pictures for s in self.sequences)
         self.any_experts = any(p.routed_experts for p in params)
 
     def row_params(self, rows: slice) -> RowParams:
@@ -165,6 +167,11 @@ class RunningBatch:
             any_greedy=self.any_greedy,
             any_truncated=self.any_truncated,
         )
+
+    def has_pictures(self, rows: slice) -> Tensor:
+        """(k,) bool of these rows."""
+        flags = [s.request.pictures is not None for s in self.sequences[rows]]
+        return torch.tensor(flags, device=self.device)
 
     def append(self, rows: slice, tokens: Tensor, logprobs: Tensor) -> None:
         """Append a token to each of these rows. tokens, logprobs: (k,)."""

@@ -26,6 +26,7 @@ from atroposlib.inference.engine.request import (
     FinishReason,
     GenerationRequest,
     Output,
+    Prompt,
     SequenceState,
     TextStream,
     TokenEvent,
@@ -106,6 +107,8 @@ class EngineCore:
         self._random = random.Random(seed)
         self._is_eos = torch.zeros(served.vocab_size, dtype=torch.bool, device=served.device)
         self._is_eos[list(served.eos_ids)] = True
+        self._is_placeholder = torch.zeros_like(self._is_eos)
+        self._is_placeholder[list(served.reader.token_ids if served.reader else ())] = True
 
     # --- requests ---------------------------------------------------------
 
@@ -171,11 +174,13 @@ class EngineCore:
 
     def _prefill(self, admitted: list[SequenceState]) -> None:
         """Forward each distinct prompt once and sample the first token of each sequence."""
-        by_prompt: dict[tuple[int, ...], list[SequenceState]] = {}
+        by_prompt: dict[Prompt, list[SequenceState]] = {}
         for sequence in admitted:
-            by_prompt.setdefault(tuple(sequence.request.prompt_ids), []).append(sequence)
+            by_prompt.setdefault(sequence.prompt, []).append(sequence)
         prompts = list(by_prompt)
-        for group in prefill_groups([len(p) for p in prompts], self.limits.prefill_tokens):
+        lengths_P = [len(prompt.ids) for prompt in prompts]
+        pictured = [bool(prompt.pictures) for prompt in prompts]
+        for group in self._prefill_groups(lengths_P, pictured):
             sequences = [s for i in group for s in by_prompt[prompts[i]]]
             lines = [k for k, i in enumerate(group) for _ in by_prompt[prompts[i]]]
             source = self._tensor(lines)
@@ -183,14 +188,25 @@ class EngineCore:
             rows = self.batch.join(sequences)
             for sequence in sequences:
                 sequence.begin_version(self.weight_version, 0)
-            ids, lengths = self.served.padded_prompts([prompts[i] for i in group])
+            ids, lengths = self.served.padded_prompts([prompts[i].ids for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
+            pictures = sequences[0].request.pictures
             with self._record_routers() as routed:
-                logits = self.served.prefill(ids, lengths, self._cache, targets, source)
+                if pictures is None:
+                    logits = self.served.prefill(ids, lengths, self._cache, targets, source)
+                else:
+                    logits = self.served.prefill_pictures(ids, pictures, self._cache, targets)
             _keep_experts(sequences, lines, routed, len(ids))
-            self.counters.add_prompts(sequences, sum(len(prompts[i]) for i in group))
+            self.counters.add_prompts(sequences, sum(len(prompts[i].ids) for i in group))
             self._sample(rows, logits[source])
+
+    def _prefill_groups(self, lengths: list[int], pictured: list[bool]) -> list[list[int]]:
+        """Indices of the prompts of each forward; a prompt with pictures has its own."""
+        texts = [i for i, has_pictures in enumerate(pictured) if not has_pictures]
+        groups = prefill_groups([lengths[i] for i in texts], self.limits.prefill_tokens)
+        alone = [[i] for i, has_pictures in enumerate(pictured) if has_pictures]
+        return [[texts[i] for i in group] for group in groups] + alone
 
     def _decode(self) -> None:
         batch = self.batch
@@ -198,7 +214,8 @@ class EngineCore:
         positions = batch.column("length", rows) - 1
         last = batch.tokens[torch.arange(len(batch), device=self.served.device), positions]
         with self._record_routers() as routed:
-            logits = self.served.decode(last, positions, self._cache, batch.widest())
+            shifts = batch.column("rope_shift", rows) if batch.any_pictures else None
+            logits = self.served.decode(last, positions, self._cache, batch.widest(), shifts)
         _keep_experts(batch.sequences, range(len(batch)), routed, len(batch))
         self.counters.add_decode_step()
         self._sample(rows, logits)
@@ -218,6 +235,9 @@ class EngineCore:
         if batch.any_min_tokens:
             early = lengths < batch.column("min_len", rows)
             banned = early[:, None] & self._is_eos
+        if batch.any_pictures:  # a sampled placeholder would count as a picture later
+            pictured = batch.has_pictures(rows)[:, None] & self._is_placeholder
+            banned = pictured if banned is None else banned | pictured
         uniforms = uniform(params.seed, lengths - batch.column("prompt_len", rows))
         tokens, logprobs = sample(scaled, params, uniforms, banned)
         if not bool(torch.isfinite(logprobs).all()):
@@ -344,11 +364,16 @@ class EngineCore:
         batch = self.batch
         # the last known token has not been forwarded yet: the next decode does that
         lengths = (batch.column("length", slice(0, len(batch))) - 1).tolist()
-        for group in prefill_groups(lengths, self.limits.prefill_tokens):
+        pictured = [bool(sequence.request.pictures) for sequence in batch.sequences]
+        for group in self._prefill_groups(lengths, pictured):
             rows, source = self._tensor(group), torch.arange(len(group), device=batch.device)
             known = self._tensor([lengths[row] for row in group])
             ids = batch.tokens[rows, : int(known.max())]
-            self.served.prefill(ids, known, self._cache, rows, source)
+            pictures = batch.sequences[group[0]].request.pictures
+            if pictures is None:
+                self.served.prefill(ids, known, self._cache, rows, source)
+            else:
+                self.served.prefill_pictures(ids, pictures, self._cache, rows)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.served.device)

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atroposlib.wire.safetensors import Array
+
+if TYPE_CHECKING:
+    from atroposlib.utils.models.vision import PictureInputs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished multi-byte character decodes to it
 MAX_TOP_LOGPROBS = 20  # limit of the OpenAI API; every row of a batch pays for the widest
@@ -92,6 +95,7 @@ class GenerationRequest:
 
     prompt_ids: list[int]
     params: SamplingParams
+    pictures: PictureInputs | None = None
     n: int = 1
     prompt_logprobs: int | None = None  # number of alternatives besides the actual token
     on_event: Callable[[TokenEvent], None] | None = None  # called from the engine thread
@@ -122,6 +126,13 @@ class GenerationRequest:
         self.future.set_result(RequestResult(ordered, self.scored))
 
 
+class Prompt(NamedTuple):
+    """Tokens and pictures of a prompt; equal prompts are computed once."""
+
+    ids: tuple[int, ...]
+    pictures: bytes  # digest; empty for text
+
+
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """Continuation of a request, out of n, waiting or in a row of the batch."""
@@ -148,6 +159,17 @@ class SequenceState:
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt_ids)
+
+    @property
+    def rope_shift(self) -> int:
+        """Position of a sampled token in the rotation minus its column."""
+        return self.request.pictures.shift if self.request.pictures else 0
+
+    @property
+    def prompt(self) -> Prompt:
+        pictures = self.request.pictures
+        digest = pictures.digest if pictures else b""
+        return Prompt(tuple(self.request.prompt_ids), digest)
 
     @property
     def reserved_len(self) -> int:

@@ -21,6 +21,12 @@ from atroposlib.inference.engine.sampling import scale
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
 from atroposlib.utils.models.low_precision import autocast, wide_product, widen_residual
 from atroposlib.utils.models.routers import Router, routers_of
+from atroposlib.utils.models.vision import (
+    PictureInputs,
+    PictureReader,
+    language_model_class,
+    picture_reader,
+)
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
 SCORE_CHUNK_LOGITS = 1 << 25  # logits held at once while scoring: 128 MiB in fp32
@@ -42,6 +48,7 @@ class ServedModel:
     dtype: torch.dtype
     transform: LogitTransform  # transform from the output head's products to logits
     routers: tuple[Router, ...] = ()  # routers of a mixture of experts
+    reader: PictureReader | None = None  # None: the model reads text only
     _head: Tensor | None = None  # (V, D) of the weights as they are; None: not copied yet
 
     @property
@@ -75,16 +82,46 @@ class ServedModel:
         return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
 
     @torch.inference_mode()
-    def decode(
-        self, tokens: Tensor, positions: Tensor, cache: SlotCache, width: int
+    def prefill_pictures(
+        self,
+        ids: Tensor,
+        pictures: PictureInputs,
+        cache: SlotCache,
+        rows: Tensor,
     ) -> Tensor:
-        """Forward a token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
+        """Forward a prompt with its pictures, ids (1, T), into ``rows``; logits (1, V)."""
+        cache.follow(PrefillWrite(rows, torch.zeros_like(rows)))
+        positions = pictures.positions_up_to(ids.shape[1])[:, None].to(self.device)
+        tensors = {name: value.to(self.device) for name, value in pictures.tensors.items()}
+        with autocast(self.device, self.dtype):
+            output = self.model.base_model(
+                input_ids=ids,
+                position_ids=positions if len(positions) > 1 else positions[0],
+                past_key_values=cache,
+                use_cache=True,
+                **tensors,
+            )
+        return self._logits(output.last_hidden_state[:, -1])
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        width: int,
+        shifts: Tensor | None = None,
+    ) -> Tensor:
+        """Forward a token for each of B rows. tokens, positions: (B,) -> logits (B, V).
+
+        ``shifts`` (B,): what pictures add to the positions of the rotation.
+        """
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
         rows = torch.arange(len(tokens), device=self.device)
         cache.follow(DecodeWrite(rows * cache.num_columns + positions, len(tokens), width))
-        hidden = self._hidden_states(
-            tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
-        )
+        mask = self._decode_mask(positions, width)
+        rotated = positions if shifts is None else positions + shifts
+        hidden = self._hidden_states(tokens[:, None], mask, rotated[:, None], cache)
         return self._logits(hidden[:, 0])
 
     @torch.inference_mode()
@@ -181,7 +218,7 @@ def load_model(
 
     Raises ConfigError if there is none, or it uses layers that this engine does not serve.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -192,7 +229,7 @@ def load_model(
     precision = _dtype(dtype, where)
     config = _part(path, "config.json", AutoConfig.from_pretrained)
     limit = _context_limit(config.get_text_config(), max_model_len)
-    load = partial(AutoModelForCausalLM.from_pretrained, dtype=precision)
+    load = partial(language_model_class(config).from_pretrained, dtype=precision)
     model: Any = _part(path, "weights", load)
     tokenizer: Any = _part(path, "tokenizer", AutoTokenizer.from_pretrained)
     # clears settings the tokenizer file may carry: doing so later, while another thread
@@ -211,6 +248,7 @@ def load_model(
         dtype=precision,
         transform=_transform(model, where),
         routers=tuple(routers_of(model, torch.arange(1, 7, device=where)[None])),
+        reader=_part(path, "processor", lambda source: picture_reader(source, model)),
     )
 
 

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import stat
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +33,8 @@ from atroposlib.errors import WeightsError
 PREFIX = "base_model.model."
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
+# transformers changes attributes of torch while it loads, so threads load in turn.
+_CONVERSION = threading.Lock()
 
 
 def load_in_place(model: Any, directory: str | Path) -> int:
@@ -56,9 +59,10 @@ def _convert(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
     It fills missing weights with random numbers, so missing weights are refused.
     """
     try:
-        loaded, report = type(model).from_pretrained(
-            directory, dtype=model.dtype, local_files_only=True, output_loading_info=True
-        )
+        with _CONVERSION:
+            loaded, report = type(model).from_pretrained(
+                directory, dtype=model.dtype, local_files_only=True, output_loading_info=True
+            )
     except (OSError, ValueError, RuntimeError):
         return None
     if any(

@@ -162,10 +162,8 @@ class OpenAIReply:
             for index, (text, output) in enumerate(zip(texts, outputs))
         ]
 
-    def stream(self, prompt_ids: list[int]) -> StreamingResponse:
+    def stream(self, request: GenerationRequest) -> StreamingResponse:
         """Server-sent events, a chunk per sampled token."""
-        # built before the first byte, so that a refusal is still a 4xx
-        request = self.service.request(prompt_ids, self.body)
         return StreamingResponse(self._lines(request), media_type="text/event-stream")
 
     async def _lines(self, request: GenerationRequest) -> AsyncIterator[bytes]:

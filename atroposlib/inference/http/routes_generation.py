@@ -50,7 +50,7 @@ def openai_router(service: InferenceService) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_class=JsonResponse)
     async def chat(body: ChatRequest, http: Request) -> Response:
-        prompt_ids = service.encode_chat(
+        prompt_ids, pictures = await service.chat_prompt(
             body.messages,
             add_generation_prompt=body.add_generation_prompt
             and not body.continue_final_message,
@@ -60,9 +60,10 @@ def openai_router(service: InferenceService) -> APIRouter:
         )
         of_version = service.of(body.model)
         reply = OpenAIReply(CHAT, of_version, body)
+        request = of_version.request(prompt_ids, body, pictures=pictures)
         if body.stream:
-            return reply.stream(prompt_ids)
-        (result,) = await of_version.run([of_version.request(prompt_ids, body)], http)
+            return reply.stream(request)
+        (result,) = await of_version.run([request], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
         choices = reply.choices(result.outputs)
         return reply.whole(choices, len(prompt_ids), result.outputs, **extra)
@@ -75,7 +76,7 @@ def openai_router(service: InferenceService) -> APIRouter:
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
-            return reply.stream(prompts[0])
+            return reply.stream(of_version.request(prompts[0], body))
         requests = [of_version.request(prompt, body) for prompt in prompts]
         results = await of_version.run(requests, http)
         made: list[Json] = []

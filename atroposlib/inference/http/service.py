@@ -6,11 +6,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from atroposlib.errors import InferenceRefused
+from atroposlib.errors import InferenceRefused, PictureError
 from atroposlib.inference.engine.earlier import EarlierVersions
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.request import (
@@ -20,6 +20,13 @@ from atroposlib.inference.engine.request import (
     TokenEvent,
 )
 from atroposlib.inference.http.protocol import SamplingFields
+from atroposlib.utils.models.vision import PictureInputs
+from atroposlib.wire.images import is_picture, picture_bytes, picture_url
+
+DATA_URLS = (
+    "a picture is a data URL of PNG, JPEG or WebP of at most 8 MB, such as"
+    " data:image/png;base64,iVBOR...; no address is fetched"
+)
 
 
 class Detokenizer:
@@ -38,6 +45,11 @@ class Detokenizer:
             text if output.stop_text is None else output.stop_text
             for text, output in zip(texts, outputs)
         ]
+
+
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    pictures: PictureInputs | None = None
 
 
 class InferenceService:
@@ -68,11 +80,29 @@ class InferenceService:
         )
         return self.encode(text, add_special_tokens=False)
 
+    async def chat_prompt(self, messages: list[dict[str, Any]], **template: Any) -> ChatPrompt:
+        """Tokens of a conversation, and its pictures. Raises InferenceRefused (400)."""
+        if not any(_has_pictures(message) for message in messages):
+            return ChatPrompt(self.encode_chat(messages, **template))
+        reader = self.served.reader
+        if reader is None:
+            problem = f"{self.served.name} reads text only, and no pictures"
+            raise InferenceRefused(400, f"content parts of type image_url: {problem}")
+        if not reader.has_template:
+            raise InferenceRefused(400, "the model has no chat template for pictures")
+        shown, pictures = split_pictures(messages)
+        text = reader.render(shown, **template)
+        try:
+            return ChatPrompt(*await asyncio.to_thread(reader.prompt, text, pictures))
+        except PictureError as error:
+            raise InferenceRefused(400, f"pictures: {error}") from error
+
     def request(
         self,
         prompt_ids: Sequence[int],
         fields: SamplingFields,
         *,
+        pictures: PictureInputs | None = None,
         prompt_logprobs: int | None = None,
     ) -> GenerationRequest:
         """The engine's request. Raises InferenceRefused: 400, or 404 for another model."""
@@ -92,6 +122,7 @@ class InferenceService:
         return GenerationRequest(
             prompt_ids=list(prompt_ids),
             params=params,
+            pictures=pictures,
             n=fields.n,
             prompt_logprobs=prompt_logprobs,
         )
@@ -164,6 +195,45 @@ async def _wait_for_disconnect(http: Request) -> None:
     """Return when the client has disconnected; the body has been read before."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+def split_pictures(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Messages whose contents are lists of parts ``text`` and ``image``, and the pictures.
+
+    Raises InferenceRefused (400): a part is neither a text nor a picture in a data URL.
+    """
+    pictures: list[bytes] = []
+    shown = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        kept = []
+        for part in parts:
+            if _is_image(part):
+                url = picture_url(part)
+                if not is_picture(url):
+                    raise InferenceRefused(400, DATA_URLS)
+                pictures.append(picture_bytes(url))
+                kept.append({"type": "image"})
+            elif isinstance(part, dict) and isinstance(part.get("text"), str):
+                kept.append({"type": "text", "text": part["text"]})
+            else:
+                raise InferenceRefused(
+                    400, "a content part is a text or a picture (image_url)"
+                )
+        shown.append({**message, "content": kept})
+    return shown, pictures
+
+
+def _has_pictures(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(map(_is_image, content))
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.wire.images import pictures_of
 from tests.envs.toys import ToyEnv, toy_env
 
 
@@ -111,3 +112,22 @@ def test_values_set_before_the_constructor_are_replaced(env):
 
     early = Early(BaseEnvConfig(), [env.server.servers[0].config])
     assert (early.curr_step, early.completion_lengths) == (0, [])
+
+
+class Keys:
+    """Source of keys, as a sender of groups has it."""
+
+    def next_key(self) -> str:
+        return "key"
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_picture_is_sent_once_per_group_where_the_settings_ask_for_it(env, once):
+    url = "data:image/png;base64," + "A" * 200
+    group = {"tokens": [[5], [6]], "masks": [[5], [6]], "scores": [1.0, 0.0]}
+    group["images"] = [[url], [url]]
+    env.config.images_once = once
+    sent = env._atropos._label(group, "item", Keys())
+    assert sent["images"][0] == [url] and (sent["images"][1] == [url]) is not once
+    assert pictures_of(sent["images"], 1) == [url]
+    assert env._atropos._label(group, "item", None)["images"] == [[url], [url]]

@@ -13,6 +13,11 @@ def test_two_ranks_have_the_gradient_of_one(ranks):
 
 
 @pytest.mark.alone
+def test_two_ranks_have_the_gradient_of_one_also_through_pictures(ranks):
+    assert all(distance < 1e-5 for found in ranks for distance in found["pictured"].values())
+
+
+@pytest.mark.alone
 def test_ranks_compute_in_bfloat16_and_add_up_in_float32(ranks):
     for found in ranks:
         assert found["low_precision"]["float32"]
