@@ -54,7 +54,9 @@ class TrainedModels:
     optimizer: torch.optim.Optimizer
     references: Mapping[str | None, Policy]  # keys: ``reference_model``
     critic: Critic | None
-    baselines: RoleBaselines = field(default_factory=RoleBaselines)  # of ``advantage: role``
+    baselines: RoleBaselines = field(
+        default_factory=RoleBaselines
+    )  # baselines of ``advantage: role``
 
     def prepare(
         self, rows: Sequence[Row], settings: ObjectiveSettings, version: int

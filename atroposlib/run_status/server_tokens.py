@@ -11,7 +11,7 @@ from atroposlib.run_status.polling import API_TIMEOUT_S, Silent, get
 
 # Counters of vLLM and SGLang in GET /metrics; SGLang has it with --enable-metrics.
 COUNTERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-LOCAL_COUNTER = "generated_tokens_total"  # of GET /server_info of the local server
+LOCAL_COUNTER = "generated_tokens_total"  # field of GET /server_info, local server
 
 
 def counter(text: str, name: str) -> float | None:

@@ -182,7 +182,7 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
     "maxrl": lambda reward, of: (reward - of.mean) / _divisor(of.mean),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centre,
-    "role": _centre,  # of the row's role; ``compute`` gives its mean
+    "role": _centre,  # ``compute`` gives the mean of the row's role
     "gae": _raw,
     "raw": _raw,
 }

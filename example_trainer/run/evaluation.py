@@ -153,7 +153,7 @@ def read_result(name: str, path: Path) -> Measured:
         document = read_document(path, is_environment=bool(name))
     except (OSError, ValueError) as error:
         return Measured(name, EvaluationOutcome.FAILED, problem=str(error))
-    if not (numbers := numbers_of(document)):
+    if not (numbers := evaluation_numbers(document)):
         return Measured(name, EvaluationOutcome.FAILED, problem=f"{path} holds no number")
     samples = path.with_name(SAMPLES)
     if name and "items" not in numbers and samples.is_file():
@@ -165,7 +165,10 @@ def read_partial(name: str, path: Path, problem: str) -> Measured:
     """Read what a program had done when it was ended; failed if that is nothing."""
     try:
         document = read_document(path, is_environment=True)
-        numbers, of_tasks = numbers_of(document), document["config_general"]["partial_of"]
+        numbers, of_tasks = (
+            evaluation_numbers(document),
+            document["config_general"]["partial_of"],
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return Measured(
             name, EvaluationOutcome.FAILED, problem=f"{problem}, without partial results"
@@ -196,7 +199,7 @@ def read_document(path: Path, is_environment: bool = False) -> dict[str, Any]:
     )
 
 
-def numbers_of(document: Mapping[str, Any]) -> dict[str, float]:
+def evaluation_numbers(document: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a metrics file; nested names are joined by /.
 
     Of a file in the format of the environments (``{"results": {"atropos|task|0": ..., "all":

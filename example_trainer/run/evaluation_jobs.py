@@ -48,7 +48,7 @@ SERVER_TYPES = {"local": "vllm", "vllm": "vllm", "sglang": "sglang"}
 class Job:
     """A program of an evaluation; its results go below ``out``."""
 
-    name: str  # of its environment; empty: ``eval_command``
+    name: str  # its environment; empty: ``eval_command``
     argv: tuple[str, ...]
     out: Path
 
@@ -195,12 +195,12 @@ def run_jobs(
         exits = {name: children[name].exit() for name in started}
         children.end(started, GRACE_S)
     return [
-        result_of(job, exits.get(job.log_name), problems.get(job.log_name), why, logs)
+        job_result(job, exits.get(job.log_name), problems.get(job.log_name), why, logs)
         for job in jobs
     ]
 
 
-def result_of(
+def job_result(
     job: Job, ended: Exit | None, problem: str | None, why: str | None, logs: Path
 ) -> Measured:
     """The result of a program that exited, or was ended because of ``why``."""

@@ -178,7 +178,7 @@ class Evaluator:
             return False
         self._is_due = False
         out, version = self._folder(state.step), place.version(state)
-        shutil.rmtree(out, ignore_errors=True)  # of an evaluation that is repeated
+        shutil.rmtree(out, ignore_errors=True)  # leftovers of an evaluation that is repeated
         evaluation = Evaluation(state.step, version, self._cfg.eval_where, urls)
         self._running = BackgroundEvaluation(self._cfg, place, state, evaluation, out)
         return True

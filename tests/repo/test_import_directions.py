@@ -125,7 +125,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.quickstart": (*FOUNDATION, "atroposlib.processes", "atroposlib.utils"),
     "atroposlib.run_status": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.ui", "atroposlib.utils"),
-    "atroposlib.testing": FOUNDATION,
+    "atroposlib.testing": (*FOUNDATION, "atroposlib.utils.models.vision"),
     "atroposlib.ui": ("atroposlib.text",),
 }
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")

@@ -229,9 +229,8 @@ class Curriculum:
         }
         packed = encode_item(state)
         if packed is None:
-            name = type(sampler).__name__
             raise ConfigError(
-                f"{self.label}: state() of the sampler {name} holds more than numbers, texts, "
+                f"{self.label}: state() of {type(sampler).__name__} holds more than numbers, texts, "
                 "lists and mappings: override state and restore"
             )
         return packed
@@ -288,9 +287,7 @@ class Curriculum:
         if isinstance(event, TaskDrawn):
             task = self.sampler.draw() if self.sampler is not None else None
             if task is None or task.number != event.number:
-                logger.warning(
-                    "%s: the sampler draws otherwise than before the restart", self.label
-                )
+                logger.warning("%s: the sampler draws another task than before", self.label)
             if event.place != UNCOUNTED:
                 self.open[event.place] = event.number
             return

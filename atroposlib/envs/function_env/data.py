@@ -276,7 +276,7 @@ class Indexed:
     seed: int
     shuffle: bool
     epochs: int
-    levels: Sequence[int] | None = None  # of each row, where the loader takes a level
+    levels: Sequence[int] | None = None  # a level per row, where the loader takes it
     _order: tuple[int, Sequence[int]] = (-1, ())  # the pass, and its indices
 
     def at(self, place: int) -> TaskItem | None:

@@ -105,10 +105,7 @@ def environment(
     Example: environment(dataset="problems.jsonl", group_size=16, max_tokens=64)
     """
 
-    most = 2 if takes_level(dataset) else 1
-    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > most:
-        what = f"{dataset.__name__}: write @environment(tasks), with a data set"
-        _refuse(ConfigError(what), dataset)
+    _require_dataset(dataset)
 
     def decorate(function: Callable[..., Any]) -> type[FunctionEnv]:
         label = str(name or getattr(function, "__name__", type(function).__name__))
@@ -139,6 +136,13 @@ def environment(
         return type(label, (FunctionEnv,), attributes)
 
     return decorate
+
+
+def _require_dataset(dataset: Any) -> None:
+    most = 2 if takes_level(dataset) else 1
+    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > most:
+        what = f"{dataset.__name__}: write @environment(tasks), with a data set"
+        _refuse(ConfigError(what), dataset)
 
 
 def _refuse(error: ConfigError, function: Callable[..., Any]) -> NoReturn:

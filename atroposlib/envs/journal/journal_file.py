@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from atroposlib.envs.journal.journal_owner import PARTIAL, RENEW_S, hold, release
+from atroposlib.envs.journal.journal_owner import PARTIAL, RENEW_S, hold_journal, release
 from atroposlib.envs.journal.journal_records import (
     Record,
     RolloutRepeated,
@@ -142,7 +142,7 @@ class JournalFile:
                 if self._closing or self._waiting or self._is_due():
                     self._synchronise()
                 if not self._has_lock:
-                    os.utime(self._descriptor)  # at least every RENEW_S
+                    os.utime(self._descriptor)  # renews the lease, which RENEW_S bounds
                 if self._has_grown():
                     self._rewrite()
             self._synchronise()
@@ -240,7 +240,7 @@ class JournalFile:
         partial.unlink(missing_ok=True)
         self._descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            self._has_lock = hold(self._descriptor)
+            self._has_lock = hold_journal(self._descriptor)
         except OSError:
             release(self._descriptor)
             partial.unlink(missing_ok=True)

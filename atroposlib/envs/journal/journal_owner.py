@@ -47,7 +47,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def hold(descriptor: int) -> bool:
+def hold_journal(descriptor: int) -> bool:
     """Make this process the owner of an open journal. False: there are no locks, renew the lease.
 
     Raises OSError: another process holds it. Call :func:`release` then as well.
@@ -111,7 +111,7 @@ def _take_each(paths: Iterable[Path], lease_s: float) -> Iterator[tuple[Path, in
             logger.warning("the journal %s cannot be read: %s", path, error)
             continue
         try:
-            has_lock = hold(descriptor)
+            has_lock = hold_journal(descriptor)
             # Its process may have replaced it between the two calls.
             is_same = has_lock and os.stat(path).st_ino == os.fstat(descriptor).st_ino
         except OSError:
@@ -137,10 +137,10 @@ def _take_ended_leases(paths: Sequence[Path], lease_s: float) -> Iterator[tuple[
             continue  # its process lives, or another process took it
         taken = _renamed(path, f"{TAKEN}{uuid.uuid4().hex[:12]}")
         with suppress(FileNotFoundError):  # only a single process can rename the file
-            os.utime(path)  # before: a third process finds the new name with a new lease
+            os.utime(path)  # first: a third process finds the new name with a new lease
             os.rename(path, taken)
             descriptor = os.open(taken, os.O_RDWR)
-            hold(descriptor)
+            hold_journal(descriptor)
             yield taken, descriptor
 
 

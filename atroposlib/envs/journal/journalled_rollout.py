@@ -24,7 +24,7 @@ class JournalledRollout:
     incarnation: int | None = (
         None  # the life of the trainer that the oldest sample began under
     )
-    finished: list[SampleFinished] = field(default_factory=list)  # of this attempt
+    finished: list[SampleFinished] = field(default_factory=list)  # samples of this attempt
     samples: int = 0  # kept in the journal
     has_groups: bool = False  # the journal holds its groups
     begun_at: int = 0  # number of the record of its beginning
@@ -78,7 +78,7 @@ class LeftWork:
     items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
     groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
     samples: int = 0
-    names: frozenset[str] = frozenset()  # of all rollouts
+    names: frozenset[str] = frozenset()  # every rollout that is left
     sampler: SamplerSaved | None = None  # newest snapshot of the sampler of tasks
     sampler_events: list[SamplerEvent] = field(default_factory=list)  # since the snapshot
     # Numbers of sampled tasks, by open place.

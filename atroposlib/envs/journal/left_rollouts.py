@@ -31,7 +31,7 @@ class LeftRollout:
     name: str
     task: str  # digest
     samples: Sequence[SampleFinished]
-    begun_at: int = 0  # as of JournalledRollout
+    begun_at: int = 0  # the number in JournalledRollout
 
 
 @dataclass

@@ -122,7 +122,6 @@ class EnvRuntime:
             self.pool.changed.set,
             account=self.account,
         )
-        self._is_closed = False
 
     @cached_property
     def teacher(self) -> Teacher | None:
@@ -455,12 +454,10 @@ class EnvRuntime:
 
     async def release(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
-        if not self._is_closed:
-            self._is_closed = True
-            if self.group_file is not None:
-                self.group_file.close()
-            self.metrics_logger.close()
-            self.curriculum.history.close()
+        if self.group_file is not None:
+            self.group_file.close()
+        self.metrics_logger.close()
+        self.curriculum.history.close()
         if self.teacher is not None:
             await self.teacher.close()
         await self.server.close()  # again too: an evaluation after the end opens connections

@@ -25,6 +25,7 @@ from atroposlib.generation.engines.health import (
     HealthMonitor,
     LegacyHealth,
     health_answer,
+    restarted_text,
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
@@ -35,7 +36,6 @@ from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
     from_four_tuple,
-    restarted_text,
     version_number,
     went_back,
     with_configured,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
 from atroposlib.utils.backoff import Backoff, with_jitter
 from atroposlib.utils.http.sockets import start_hint
 
@@ -192,6 +193,15 @@ async def health_answer(http: HttpClient, url: str) -> Mapping[str, Any] | None:
     except ValueError:  # most servers answer without a body
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+def restarted_text(reported: int, announced: int | None) -> str:
+    """Why a server that :func:`went_back` gets no calls."""
+    held = "no known version" if reported == UNKNOWN_VERSION else f"version {reported}"
+    return (
+        f"restarted and holds {held}, not {announced}: waiting until the trainer gives it the"
+        " current weights"
+    )
 
 
 class CustomHealthCheck:

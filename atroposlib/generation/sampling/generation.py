@@ -135,15 +135,6 @@ def went_back(reported: int, newest: int, announced: int | None) -> bool:
     return announced is not None and reported < newest and reported < announced
 
 
-def restarted_text(reported: int, announced: int | None) -> str:
-    """Why a server that :func:`went_back` gets no calls."""
-    held = "no known version" if reported == UNKNOWN_VERSION else f"version {reported}"
-    return (
-        f"restarted and holds {held}, not {announced}: waiting until the trainer gives it the"
-        " current weights"
-    )
-
-
 def with_version(output: Generation, version: int | None) -> Generation:
     """``output`` with ``version`` on the tokens for which the server reported none.
 

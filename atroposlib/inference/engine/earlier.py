@@ -87,7 +87,7 @@ def version_to_replace(held: Collection[int], version: int, slots: int) -> int |
     return min(held) if len(held) >= slots else None
 
 
-def copy_of(served: ServedModel) -> ServedModel:
+def copied_model(served: ServedModel) -> ServedModel:
     """A copy with its own weights; the tokenizer is shared."""
     return copy.deepcopy(served, {id(served.tokenizer): served.tokenizer})
 
@@ -101,7 +101,7 @@ def open_slots(
     served: ServedModel, limits: EngineLimits, count: int, **options: Any
 ) -> list[Engine]:
     """``count`` started engines, each with a copy of ``served``; ``options`` are of Engine."""
-    slots = [Engine(copy_of(served), replace(limits), **options) for _ in range(count)]
+    slots = [Engine(copied_model(served), replace(limits), **options) for _ in range(count)]
     for slot in slots:
         slot.start()
     return slots

@@ -10,7 +10,7 @@ from example_trainer.run.evaluation import (
     Evaluation,
     EvaluationOutcome,
     Measured,
-    numbers_of,
+    evaluation_numbers,
     read_partial,
     read_record,
     read_result,
@@ -38,7 +38,7 @@ def test_only_results_of_environment_metrics_are_numbers():
             "all": {"accuracy": 0.5, "n": 4, "none": None, "nan": float("nan")},
         },
     }
-    assert numbers_of(document) == {
+    assert evaluation_numbers(document) == {
         "atropos|gsm8k|0/accuracy": 0.25,
         "accuracy": 0.5,
         "n": 4.0,

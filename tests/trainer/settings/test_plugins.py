@@ -100,9 +100,8 @@ def test_the_names_of_the_settings_are_the_names_of_the_registries():
     assert set(get_args(LossName)) == losses.FORMULAS.keys()
     assert set(get_args(Estimator)) == ESTIMATORS.keys()
     assert set(get_args(PublisherName)) == weights.PUBLISHERS.keys()
-    assert {kind.group for kind, _ in SETTINGS.values()} == KINDS.keys() - {
-        "atroposlib.rewards"
-    }
+    of_environments = {"atroposlib.rewards", "atroposlib.samplers", "atroposlib.gates"}
+    assert {kind.group for kind, _ in SETTINGS.values()} == KINDS.keys() - of_environments
 
 
 def test_a_loss_gets_the_settings_and_needs_all_logprobs(cfg):
