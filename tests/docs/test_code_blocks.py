@@ -126,13 +126,18 @@ def test_the_files_of_the_page_about_clusters_are_a_run(tmp_path):
 
 
 def test_the_algorithms_of_the_page_about_losses_are_settings_of_the_trainer():
+    from atroposlib.envs.settings.teacher import TeacherSettings
     from example_trainer.settings.algorithms import algorithms_of
     from example_trainer.settings.config import TrainingConfig
 
-    [(_, code)] = blocks("yaml", page="docs/losses.md")
+    (_, code), (_, teachers) = blocks("yaml", page="docs/losses.md")
     settings = TrainingConfig(model_name="m", **yaml.safe_load(code))
     losses = {name: algorithm.loss for name, algorithm in algorithms_of(settings).items()}
     assert losses == {"gsm8k": "cispo", "tools": "gspo", "manual": "cross_entropy"}
+    plan = yaml.safe_load(teachers)
+    TrainingConfig(model_name="m", **plan["trainer"]["settings"])
+    for environment in plan["environments"]:
+        TeacherSettings(**environment["config"]["env"]["teacher"])
 
 
 def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
@@ -145,7 +150,7 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
     [(_, axolotl)] = blocks("yaml", page="docs/migrating-others.md")
     assert yaml.safe_load(axolotl)["accelerator_config"] == {"dispatch_batches": True}
-    assert len(blocks("yaml")) == 10
+    assert len(blocks("yaml")) == 12
 
 
 def test_the_lines_about_other_trainers_give_their_records(monkeypatch):
@@ -240,6 +245,7 @@ def test_the_program_about_kept_rollouts_names_a_run_that_is_missing(
 def test_the_lines_about_losses_run():
     import torch
 
+    from atroposlib.envs import environment
     from example_trainer.settings.config import TrainingConfig
 
     logprobs = torch.full((2, 3), -1.0, requires_grad=True)
@@ -256,11 +262,9 @@ def test_the_lines_about_losses_run():
     [(_, code), (_, taught), _] = blocks("python", page="docs/losses.md")
     exec(code, names)
     assert names["loss_sum"].ndim == 0  # type: ignore[attr-defined]
-    exec(taught, own := {})  # type: ignore[var-annotated]
-    written = SimpleNamespace(tokenizer=SimpleNamespace(apply_chat_template=lambda m, **_: m))
-    item = {"question": "2 + 2?", "answer": "4"}
-    (message,) = own["SelfTaught"].teacher_prompt(written, item)
-    assert "2 + 2?" in message["content"] and "The answer is 4." in message["content"]
+    exec(taught, own := {"environment": environment})
+    hint = own["word_problem"].definition.teacher_prompt({"question": "2 + 2?", "answer": "4"})
+    assert hint == "2 + 2?\nThe answer is 4."
 
 
 def test_the_plugins_of_the_page_are_loaded_and_compute(tmp_path, monkeypatch):
