@@ -94,6 +94,7 @@ def test_the_completion_lists_the_verbs_of_a_noun():
         "validate",
         "export",
         "info",
+        "tasks",
         "openenv",
     ]
 
