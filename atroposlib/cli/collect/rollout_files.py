@@ -10,6 +10,7 @@ whole.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,24 @@ USAGE = "RUN [--to jsonl|parquet] [--out FILE] [--no-text] [--tokenizer DIR] [NA
 ROW_GROUP_BYTES = 32 * 2**20  # size before compression, in a parquet file
 
 
+def options_and_filters(
+    parser: CommandParser, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The options of a command over the stored rollouts of ``run``, and its NAME=VALUE words.
+
+    Raises ConfigError: ``run`` is no folder.
+    """
+    options, words = parser.parse_known_args(argv)
+    options = parser.with_log_settings(options)
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            parser.error(f"unknown argument {word}; filters are NAME=VALUE")
+    if not isinstance(options.run, Path):
+        command = parser.prog.removeprefix("atropos ")
+        raise ConfigError(f"{command} reads a folder: give the --data-dir of the API")
+    return options, dict(text.partition("=")[::2] for text in words)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the rollouts that filters let pass."""
     parser = CommandParser(
@@ -40,14 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="rollouts.jsonl, .parquet")
     parser.add_argument("--tokenizer", help="directory or cached name (that of the trainer)")
     parser.add_argument("--no-text", action="store_true", help="numbers and ids alone")
-    options, words = parser.parse_known_args(argv)
-    options = parser.with_log_settings(options)
-    for word in words:
-        if word.startswith("-") or "=" not in word:
-            parser.error(f"unknown argument {word}; filters are NAME=VALUE")
-    if not isinstance(options.run, Path):
-        raise ConfigError("data export reads a folder: give the --data-dir of the API")
-    filters = dict(text.partition("=")[::2] for text in words)
+    options, filters = options_and_filters(parser, argv)
     run_id, text = filters.pop("run_id", None), not options.no_text
 
     def rollouts() -> RunRollouts:

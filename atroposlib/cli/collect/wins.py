@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from atroposlib.api.archive.load import place
 from atroposlib.api.archive.rollout_blocks import RunRollouts
+from atroposlib.cli.collect.rollout_files import options_and_filters
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
 
@@ -61,14 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=place, help="folder of a run, or its data directory")
     about = "named reward that counts as the score (%(default)s)"
     parser.add_argument("--score", default=REWARD, metavar="NAME", help=about)
-    options, words = parser.parse_known_args(argv)
-    options = parser.with_log_settings(options)
-    for word in words:
-        if word.startswith("-") or "=" not in word:
-            parser.error(f"unknown argument {word}; filters are NAME=VALUE")
-    if not isinstance(options.run, Path):
-        raise ConfigError("data wins reads a folder: give the --data-dir of the API")
-    filters = dict(text.partition("=")[::2] for text in words)
+    options, filters = options_and_filters(parser, argv)
     rollouts = RunRollouts(options.run, filters.pop("run_id", None), filters, text=True)
     records = (record for block in rollouts.named_rewards() for record in block)
     print(wins_table(games_by_opponent(records, options.score)))

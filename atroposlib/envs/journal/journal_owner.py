@@ -3,9 +3,9 @@
     start of a process --> journals of its name --free--> taken over by this process alone
 
 The lock ends with the process. On a file system without locks the time of the file is the
-lease: its process renews it every two seconds, and a file that nobody renewed for ten seconds is free. All
-times are those of the file server. A process that stopped for longer while another took its
-journal posts under the same keys, so the API stores each group once.
+lease: its process renews it every two seconds, and a file that nobody renewed for ten seconds is
+free. All times are those of the file server. A process that stopped for longer while another took
+its journal posts under the same keys, so the API stores each group once.
 """
 
 from __future__ import annotations

@@ -85,11 +85,22 @@ class LeftRollouts:
         """Let ``rollout`` wait for the item of ``key``."""
         self._waiting.setdefault(key, deque()).append(rollout)
 
+    @property
+    def has_requeued(self) -> bool:
+        """Whether an item may be a repetition; without any its digest need not be known."""
+        return bool(self._requeued)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an item may continue a rollout."""
+        return bool(self._waiting)
+
     def is_repetition(self, task: str) -> bool:
         """Whether an item that the environment hands out was requeued; true once for each."""
         if self._requeued[task] <= 0:
             return False
         self._requeued[task] -= 1
+        self._requeued += Counter()  # drops the counts of 0
         return True
 
     def changed(self, key: Key, task: str) -> list[LeftRollout]:
@@ -107,7 +118,12 @@ class LeftRollouts:
 
     def take(self, key: Key, name: str) -> LeftRollout | None:
         """Remove and return the oldest rollout of ``key``, if ``name`` is its name."""
-        return self._waiting[key].popleft() if self.name(key) == name else None
+        if self.name(key) != name:
+            return None
+        rollout = self._waiting[key].popleft()
+        if not self._waiting[key]:
+            del self._waiting[key]
+        return rollout
 
     def clear(self) -> None:
         """Forget all."""

@@ -146,14 +146,14 @@ class SampleJournal:
 
     def is_repetition(self, item: Any) -> bool:
         """Whether an item that the environment hands out was requeued from the journal."""
-        return self.file is not None and self._left.is_repetition(task_digest(item))
+        return self._left.has_requeued and self._left.is_repetition(task_digest(item))
 
     def name_of(self, item: Any) -> str | None:
         """The rollout of an earlier life or of the backlog that ``item`` continues, if there is one.
 
         Samples of a task that has changed since are dropped.
         """
-        if self.file is None:
+        if not self._left.has_waiting:
             return None
         key, task = self._key_and_task(item)
         for changed in self._left.changed(key, task):

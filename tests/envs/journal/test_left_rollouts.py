@@ -30,7 +30,11 @@ def test_a_requeued_item_is_a_repetition_once():
     state = state_after([RolloutBegun("a", "t", item=encode_item("question"))])
     work, without_item = left.take_over(state)
     assert (work.items, without_item) == ([("a", "question")], [])
+    assert left.has_requeued
     assert [left.is_repetition("t"), left.is_repetition("t")] == [True, False]
+    assert not left.has_requeued  # digests of items are not computed from here on
+    left.take("t", "a")
+    assert not left.has_waiting
 
 
 def test_names_of_the_backlog_are_the_same_in_each_life_and_distinct():
