@@ -32,6 +32,7 @@ from atroposlib.wire.messages import NEUTRAL_PENALTIES
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.servers import choose_engine, require_engine
+from example_trainer.launch.teachers.problems import teacher_checks, teacher_problems
 from example_trainer.settings.algorithms import KEY
 from example_trainer.settings.plugins import named_plugins
 
@@ -89,6 +90,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
         lambda: roles.store_of(plan),
         lambda: _require_plugins(plan, named_plugins(cfg)),
         lambda: require_model(cfg.model_name),
+        *teacher_checks(plan),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
         ],
@@ -110,6 +112,7 @@ def _settings_problems(plan: Plan, on_cluster: bool = False) -> Iterator[str]:
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _algorithm_problems(plan, cfg.algorithms)
+    yield from teacher_problems(plan)
 
 
 def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
@@ -246,6 +249,7 @@ def _port_problems(plan: Plan) -> Iterator[str]:
     ports = {"api.port": plan.api.port}
     for index in range(plan.inference.count if first else 0):
         ports[f"inference.port {first} + {index}"] = first + index
+    ports |= {f"teachers.{name}.port": own.port for name, own in plan.teachers.items()}
     for name, port in ports.items():
         if reason := port_problem(port):
             yield f"{name}: port {port} of 127.0.0.1 is not free ({reason})"

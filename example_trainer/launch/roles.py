@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ from example_trainer.launch.plan import (
     trainer_settings,
 )
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
+from example_trainer.launch.teachers.section import ServerSection
+from example_trainer.launch.teachers.wiring import (
+    logprob_arguments,
+    teacher_of,
+    with_addresses,
+)
 from example_trainer.settings.environment_keys import environment_label
 from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
@@ -51,12 +57,14 @@ class Endpoints:
         inference: of servers, for commands that take addresses once; the rest ask the API.
         api_file: holds the address of the API, which may change while the run goes on.
         evaluation: of the server for evaluations alone.
+        teachers: of each teacher, by its name; on a cluster ``file://`` of a file that holds it.
     """
 
     api: str
     inference: tuple[str, ...] = ()
     api_file: Path | None = None
     evaluation: str | None = None
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def api_address(self) -> str:
@@ -130,25 +138,13 @@ def inference(
         memory_share: of each GPU; None: the engine's default.
     """
     wanted = plan.inference
-    engine = choose_engine(wanted.engine)
     published = trainer_settings(plan)[1].published
-    known = engine != "local" or announced is None or "." not in announced
-    server = ServerCommand(
-        engine=engine,
-        model=wanted.model or served.model_name,
-        host=host,
-        port=port,
-        python=wanted.python or python,
-        extended=wanted.python is None,
-        tensor_parallel=wanted.tensor_parallel,
+    server = replace(
+        _server(wanted, wanted.model or served.model_name, python, host, port, announced),
         gpus=gpus,
         memory_share=memory_share,
-        float32_head=wanted.float32_head,
-        max_model_len=wanted.max_model_len,
-        dtype=wanted.dtype,
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
-        args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
         env={weight_folders.VARIABLE: str(published.resolve()), **wanted.env},
     )
     if not is_announced:
@@ -157,6 +153,57 @@ def inference(
     telling = ("--api", at.api_address, "--name", f"inference-{index}", "--url", url, "--")
     argv = (python, "-m", "atroposlib.client.announce", *telling, *server.argv)
     return Command(argv, server.environment)
+
+
+def teacher(
+    plan: Plan,
+    served: ServingSettings,
+    python: str,
+    number: int,
+    host: str,
+    port: int,
+    *,
+    announced: str | None = None,
+    gpus: str | None = None,
+    memory_share: float | None = None,
+) -> Command:
+    """Return the command of a teacher, which no trainer knows, so that nobody changes its weights.
+
+    Args: as of :func:`inference`.
+    """
+    name, wanted = list(plan.teachers.items())[number]
+    server = _server(wanted, wanted.model, python, host, port, announced)
+    server = replace(
+        server,
+        gpus=gpus,
+        memory_share=memory_share,
+        extended=False,
+        seed=served.seed,
+        args=(*logprob_arguments(plan, name), *server.args),
+        env={"VLLM_SERVER_DEV_MODE": "0", **wanted.env},
+    )
+    return Command(server.argv, server.environment)
+
+
+def _server(
+    wanted: ServerSection, model: str, python: str, host: str, port: int, announced: str | None
+) -> ServerCommand:
+    """The command that both kinds of servers have in common."""
+    engine = choose_engine(wanted.engine)
+    known = engine != "local" or announced is None or "." not in announced
+    return ServerCommand(
+        engine=engine,
+        model=model,
+        host=host,
+        port=port,
+        python=wanted.python or python,
+        extended=wanted.python is None,
+        tensor_parallel=wanted.tensor_parallel,
+        float32_head=wanted.float32_head,
+        max_model_len=wanted.max_model_len,
+        dtype=wanted.dtype,
+        args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
+    )
 
 
 def environment_name(plan: Plan, number: int) -> str:
@@ -192,6 +239,7 @@ def environment(
             model=served.model_name,
             python=python,
             out=plan.directory,
+            **{f"teachers.{name}": url for name, url in at.teachers.items()},
         )
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
@@ -251,7 +299,7 @@ def environment_settings(
     if environment_name(plan, number) in evaluated_environments(plan):
         wiring["steps_per_eval"] = 0  # the trainer evaluates it
     own = dict(wanted.config)
-    env = {**wiring, **(own.pop("env", None) or {})}
+    env = with_addresses(plan, {**wiring, **(own.pop("env", None) or {})}, at.teachers)
     if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
     return {"strict": True, "openai": servers, **own, "env": env}
@@ -329,6 +377,8 @@ def _evaluation_entry(
         "use_wandb": False,
         "trackers": [],
     }
+    if teacher_of(plan.environments[number]):
+        apart["teacher"] = None  # nothing is sent, so nothing is judged
     settings["env"] = {**settings["env"], **apart}
     path = plan.launched / f"evaluation-{number}.yaml"
     write_yaml(path, settings)
@@ -389,12 +439,16 @@ def trainer(
 
 def gpus_of(plan: Plan) -> dict[str, int]:
     """Return the GPUs that a node of a role needs; a role that is left out needs none."""
-    servers = choose_engine(plan.inference.engine) != "local"
     trainer = trainer_settings(plan)[1].device != "cpu"
     return {
-        "inference": plan.inference.tensor_parallel * servers,
+        "inference": gpus_of_server(plan.inference),
         "trainer": plan.trainer.nproc * trainer,
     }
+
+
+def gpus_of_server(wanted: ServerSection) -> int:
+    """Return the GPUs that a server of a job needs."""
+    return wanted.tensor_parallel * (choose_engine(wanted.engine) != "local")
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:

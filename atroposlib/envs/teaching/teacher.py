@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from atroposlib.envs.rollout.filters import AcceptedGroup, to_columns
 from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain
 from atroposlib.envs.settings.teacher import TeacherSettings
+from atroposlib.envs.teaching.address import current_addresses, is_file_address
 from atroposlib.envs.teaching.hint import call_hint, hint_ids
 from atroposlib.envs.teaching.teacher_rows import (
     Reading,
@@ -47,6 +49,7 @@ from atroposlib.wire import MASKED
 T = TypeVar("T")
 NAMED_AFTER_S = 5.0  # shorter waits have no name
 RETRY_PAUSE_S = 1.0
+ADDRESS_LOOK_S = 2.0  # between two looks for another address in a file
 # No repetition of the request helps against these.
 REFUSALS = (InferenceRefused, TokensMissing, InvalidGroup)
 
@@ -74,6 +77,8 @@ class Teacher:
     groups: int = 0  # they have the teacher's logprobs
     tokens: int = 0
     _servers: ServerManager | None = None
+    _at: list[str] = field(default_factory=list)  # addresses of ``_servers``
+    _left: list[ServerManager] = field(default_factory=list)  # servers at earlier addresses
     _vocabulary: VocabularyMap | None = None
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
@@ -128,7 +133,8 @@ class Teacher:
     async def close(self) -> None:
         """Close the connections to servers that are not the student's."""
         if self._servers is not None and not self.settings.is_policy:
-            await self._servers.close()
+            for servers in (self._servers, *self._left):
+                await servers.close()
 
     # --- connection -------------------------------------------------------------------
 
@@ -139,20 +145,55 @@ class Teacher:
         if settings.is_policy:
             self._servers = student.servers()
             return vocabulary_map(ours, ours, (own_name, own_name))
-        if self._servers is None:
-            self._servers = ServerManager([_config(settings, url) for url in settings.urls])
+        servers = self._at_current_addresses()
         try:
-            for server in self._servers.servers:
+            for server in servers.servers:
                 await server.health.wait_until_healthy()
         except ConfigError as error:
             text = str(error).replace("--openai.model_name", "env.teacher.model")
             raise ConfigError(f"{self.name}: {text}") from error
-        name = tokenizer_of(self._servers.servers[0].config)
+        name = tokenizer_of(servers.servers[0].config)
         try:
             theirs = await asyncio.to_thread(load_tokenizer_named, name)
         except ConfigError as error:
             raise ConfigError(f"env.teacher.tokenizer: {error}") from error
         return vocabulary_map(ours, theirs, (own_name, name))
+
+    def _at_current_addresses(self) -> ServerManager:
+        """The servers at their present addresses; raises as :func:`current_addresses`."""
+        at = current_addresses(self.settings.urls)
+        if self._servers is None or at != self._at:
+            self._left += [self._servers] if self._servers is not None else []
+            self._servers = ServerManager([_config(self.settings, url) for url in at])
+            self._at = at
+        return self._servers
+
+    async def _unless_moved(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``call``, which ends early when a server has another address.
+
+        Raises InferenceUnavailable: it ended early, or no server answered.
+        """
+        if not any(map(is_file_address, self.settings.urls)):
+            return await call()
+        tasks = asyncio.ensure_future(call()), asyncio.ensure_future(self._until_moved())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                return tasks[0].result()
+            raise InferenceUnavailable(f"the server has moved to {' '.join(self._at)}")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_moved(self) -> None:
+        """Return when a file holds another address than at the call."""
+        at = self._at
+        while not at or at == self._at:
+            await asyncio.sleep(ADDRESS_LOOK_S)
+            at = at or self._at  # empty before the first connection
+            with suppress(InferenceUnavailable):
+                self._at_current_addresses()
 
     # --- requests ---------------------------------------------------------------------
 
@@ -201,7 +242,7 @@ class Teacher:
             nonlocal last
             while True:
                 try:
-                    return await call()
+                    return await self._unless_moved(call)
                 except InferenceUnavailable as absence:
                     last = absence
                 await asyncio.sleep(RETRY_PAUSE_S)
