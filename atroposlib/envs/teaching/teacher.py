@@ -11,16 +11,13 @@ the journal, and its next life asks again.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from atroposlib.envs.rollout.filters import AcceptedGroup, to_columns
 from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain
 from atroposlib.envs.settings.teacher import TeacherSettings
-from atroposlib.envs.teaching.address import current_addresses, is_file_address
 from atroposlib.envs.teaching.hint import call_hint, hint_ids
 from atroposlib.envs.teaching.teacher_rows import (
     Reading,
@@ -29,6 +26,7 @@ from atroposlib.envs.teaching.teacher_rows import (
     answer_start,
     reading_of,
 )
+from atroposlib.envs.teaching.teacher_servers import TeacherServers
 from atroposlib.errors import (
     ConfigError,
     InferenceRefused,
@@ -39,7 +37,7 @@ from atroposlib.errors import (
     TokensMissing,
     boundary,
 )
-from atroposlib.generation.configs import APIServerConfig, ServerBaseline
+from atroposlib.generation.configs import ServerBaseline
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
@@ -49,7 +47,6 @@ from atroposlib.wire import MASKED
 T = TypeVar("T")
 NAMED_AFTER_S = 5.0  # shorter waits have no name
 RETRY_PAUSE_S = 1.0
-ADDRESS_LOOK_S = 2.0  # between two looks for another address in a file
 # No repetition of the request helps against these.
 REFUSALS = (InferenceRefused, TokensMissing, InvalidGroup)
 
@@ -76,12 +73,14 @@ class Teacher:
     student: Student
     groups: int = 0  # they have the teacher's logprobs
     tokens: int = 0
-    _servers: ServerManager | None = None
-    _at: list[str] = field(default_factory=list)  # addresses of ``_servers``
-    _left: list[ServerManager] = field(default_factory=list)  # servers at earlier addresses
+    _servers: TeacherServers | None = None  # None: those of the student
     _vocabulary: VocabularyMap | None = None
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.settings.is_policy:
+            self._servers = TeacherServers(self.settings)
 
     @property
     def name(self) -> str:
@@ -132,20 +131,18 @@ class Teacher:
 
     async def close(self) -> None:
         """Close the connections to servers that are not the student's."""
-        if self._servers is not None and not self.settings.is_policy:
-            for servers in (self._servers, *self._left):
-                await servers.close()
+        if self._servers is not None:
+            await self._servers.close()
 
     # --- connection -------------------------------------------------------------------
 
     async def _connect(self) -> VocabularyMap:
-        settings, student = self.settings, self.student
+        student = self.student
         ours = await asyncio.to_thread(student.tokenizer)
         own_name = student.tokenizer_name()
-        if settings.is_policy:
-            self._servers = student.servers()
+        if self._servers is None:
             return vocabulary_map(ours, ours, (own_name, own_name))
-        servers = self._at_current_addresses()
+        servers = self._servers.at_current_addresses()
         try:
             for server in servers.servers:
                 await server.health.wait_until_healthy()
@@ -158,42 +155,6 @@ class Teacher:
         except ConfigError as error:
             raise ConfigError(f"env.teacher.tokenizer: {error}") from error
         return vocabulary_map(ours, theirs, (own_name, name))
-
-    def _at_current_addresses(self) -> ServerManager:
-        """The servers at their present addresses; raises as :func:`current_addresses`."""
-        at = current_addresses(self.settings.urls)
-        if self._servers is None or at != self._at:
-            self._left += [self._servers] if self._servers is not None else []
-            self._servers = ServerManager([_config(self.settings, url) for url in at])
-            self._at = at
-        return self._servers
-
-    async def _unless_moved(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``call``, which ends early when a server has another address.
-
-        Raises InferenceUnavailable: it ended early, or no server answered.
-        """
-        if not any(map(is_file_address, self.settings.urls)):
-            return await call()
-        tasks = asyncio.ensure_future(call()), asyncio.ensure_future(self._until_moved())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                return tasks[0].result()
-            raise InferenceUnavailable(f"the server has moved to {' '.join(self._at)}")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _until_moved(self) -> None:
-        """Return when a file holds another address than at the call."""
-        at = self._at
-        while not at or at == self._at:
-            await asyncio.sleep(ADDRESS_LOOK_S)
-            at = at or self._at  # empty before the first connection
-            with suppress(InferenceUnavailable):
-                self._at_current_addresses()
 
     # --- requests ---------------------------------------------------------------------
 
@@ -229,8 +190,8 @@ class Teacher:
         return hint_ids(hint, self.student.tokenizer())
 
     async def _ask(self, reading: Reading) -> dict[str, Any]:
-        assert self._servers is not None  # set by prepare
-        return await self._servers.get_logprobs(
+        servers = self._servers.now() if self._servers else self.student.servers()
+        return await servers.get_logprobs(
             input_ids=reading.tokens, top_k=self.settings.top_k, max_tokens=1, split="train"
         )
 
@@ -242,7 +203,9 @@ class Teacher:
             nonlocal last
             while True:
                 try:
-                    return await self._unless_moved(call)
+                    return await (
+                        self._servers.unless_moved(call) if self._servers else call()
+                    )
                 except InferenceUnavailable as absence:
                     last = absence
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -287,18 +250,6 @@ class Teacher:
         self.tokens += sum(bool(entry) for _, logprobs in rows for entry in logprobs)
         if distances:
             self.student.log("train/teacher_kl", sum(distances) / len(distances))
-
-
-def _config(settings: TeacherSettings, url: str) -> APIServerConfig:
-    return APIServerConfig(
-        base_url=url,
-        model_name=settings.model,
-        server_type=settings.server_type,
-        tokenizer_name=settings.tokenizer or "none",
-        timeout=math.ceil(settings.timeout_s),
-        num_max_requests_at_once=settings.requests_at_once,
-        api_key=settings.api_key.get_secret_value(),
-    )
 
 
 def tokenizer_of(teacher: ServerBaseline) -> str:
