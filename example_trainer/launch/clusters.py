@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from atroposlib.settings.sentences import did_you_mean
+from example_trainer.settings.section import PlanSection
 
 ROLES = ("api", "inference", "teacher", "environment", "trainer")
 # The published fields of PodSpec, Container and Volume, v1 of Kubernetes 1.35.
@@ -46,10 +47,6 @@ NAMED_BY = {
     "volumeMounts": "mountPath",
     "env": "name",
 }
-
-
-class PlanSection(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class KubernetesSection(PlanSection):

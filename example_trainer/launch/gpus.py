@@ -142,7 +142,7 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
 def _gpus_of_teachers(
     plan: Plan, visible: Sequence[str], of_servers: Sequence[str]
 ) -> dict[str, list[str]]:
-    """GPUs of each teacher: as named, else the next free ones, else the first."""
+    """GPUs of each teacher: as named, else the next free GPUs, else the first."""
     taken, parts = {*of_servers, *_named_for_trainer(plan)}, {}
     for name, section in plan.teachers.items():
         needed = section.tensor_parallel

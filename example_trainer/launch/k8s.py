@@ -250,8 +250,13 @@ def _container(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict
     probes: dict[str, Any] = {}
     # Pods in the network of their node may meet there, and take ports that are free.
     if role in PORTS and not plan.k8s.pod.get("hostNetwork"):
-        ports = {"api": plan.api.port, "inference": plan.inference.port}
-        port = ports.get(role) or PORTS[role]
+        port = {"api": plan.api.port, "inference": plan.inference.port}.get(role) or PORTS[
+            role
+        ]
+        servers = (plan.inference, *plan.teachers.values())
+        starts_s = (
+            API_STARTS_S if role == "api" else max(own.ready_within_s for own in servers)
+        )
         env.append({"name": "ATROPOS_POD_PORT", "value": str(port)})
         probes = {
             name: {
@@ -261,7 +266,7 @@ def _container(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict
                 "failureThreshold": math.ceil(bound_s / PROBE_S),
             }
             for name, bound_s in (
-                ("startupProbe", _starts_s(plan, role)),
+                ("startupProbe", starts_s),
                 ("livenessProbe", SILENT_S[role]),
             )
         }
@@ -280,13 +285,6 @@ def _container(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict
         ],
         **probes,
     }
-
-
-def _starts_s(plan: Plan, role: str) -> float:
-    """Bound of the start of a pod of a role with a port."""
-    if role == "teacher":
-        return max(section.ready_within_s for section in plan.teachers.values())
-    return API_STARTS_S if role == "api" else plan.inference.ready_within_s
 
 
 def merge_fields(base: Any, more: Any, field: str = "") -> Any:

@@ -39,12 +39,13 @@ from atroposlib.settings.merge import (
 from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command.run_folder import DATA_FOLDER
 from example_trainer.launch.areal.options import is_areal, read_areal
-from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
+from example_trainer.launch.clusters import KubernetesSection, RaySection
 from example_trainer.launch.servers import choose_engine
 from example_trainer.launch.teachers.section import InferenceSection, TeacherSection
 from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.environment_keys import in_environments
+from example_trainer.settings.section import PlanSection
 from example_trainer.state import end
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.references import VARIABLE, with_variables
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.command.startup import SEAT
@@ -31,12 +32,14 @@ from example_trainer.launch.plan import (
     trainer_settings,
 )
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
+from example_trainer.launch.teachers.problems import TaughtEnvironment, teacher_problems
 from example_trainer.launch.teachers.section import ServerSection
 from example_trainer.launch.teachers.wiring import (
     logprob_arguments,
     teacher_of,
     with_addresses,
 )
+from example_trainer.settings.algorithms import KEY, algorithms_of
 from example_trainer.settings.environment_keys import environment_label
 from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
@@ -172,6 +175,9 @@ def teacher(
     Args: as of :func:`inference`.
     """
     name, wanted = list(plan.teachers.items())[number]
+    args = wanted.args
+    if choose_engine(wanted.engine) == "vllm" and not any("--max-logprobs" in w for w in args):
+        args = [*logprob_arguments(name, plan.environments), *args]
     server = _server(wanted, wanted.model, python, host, port, announced)
     server = replace(
         server,
@@ -179,7 +185,7 @@ def teacher(
         memory_share=memory_share,
         extended=False,
         seed=served.seed,
-        args=(*logprob_arguments(plan, name), *server.args),
+        args=(*args, *server.args[len(wanted.args) :]),
         env={"VLLM_SERVER_DEV_MODE": "0", **wanted.env},
     )
     return Command(server.argv, server.environment)
@@ -299,7 +305,11 @@ def environment_settings(
     if environment_name(plan, number) in evaluated_environments(plan):
         wiring["steps_per_eval"] = 0  # the trainer evaluates it
     own = dict(wanted.config)
-    env = with_addresses(plan, {**wiring, **(own.pop("env", None) or {})}, at.teachers)
+    types = {
+        name: CHAT_TYPES[choose_engine(wanted.engine)]
+        for name, wanted in plan.teachers.items()
+    }
+    env = with_addresses({**wiring, **(own.pop("env", None) or {})}, at.teachers, types)
     if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
     return {"strict": True, "openai": servers, **own, "env": env}
@@ -337,6 +347,40 @@ def evaluation_problems(plan: Plan, on_cluster: bool) -> Iterator[str]:
             "evaluation.where=held needs environments that follow directory://, and a command names"
             " {inference_url}: it would go on to sample held servers; choose dir"
         )
+
+
+def algorithm_problems(plan: Plan, algorithms: Iterable[str]) -> Iterator[str]:
+    """Algorithms of environments that the plan does not start.
+
+    A command may register any name.
+    """
+    if any(wanted.command is not None for wanted in plan.environments):
+        return
+    names = [name_in_algorithms(plan, number) for number in range(len(plan.environments))]
+    places = trainer_settings(plan)[0].places
+    for name in algorithms:
+        if name in names:
+            continue
+        above = f"{KEY}.{name}"
+        place = next((places[key] for key in places if key.startswith(f"{above}.")), above)
+        yield (
+            f"{place}: this run has no environment {name}{did_you_mean(name, names)} (there are:"
+            f" {', '.join(names)})"
+        )
+
+
+def teaching_problems(plan: Plan) -> Iterator[str]:
+    """Problems of the plan with its teachers, a sentence each."""
+    cfg = trainer_settings(plan)[1]
+    algorithms = algorithms_of(cfg)
+    environments = []
+    for number, wanted in enumerate(plan.environments):
+        key = f"environments.{number}.config.env.teacher.base_url"
+        named = (wanted.config.get("env") or {}).get("tokenizer_name")
+        loss = algorithms.get(name_in_algorithms(plan, number), cfg)
+        place = plan.places.get(key, key)
+        environments.append(TaughtEnvironment(wanted, place, named or cfg.model_name, loss))
+    return teacher_problems(plan.teachers, environments)
 
 
 def evaluation_settings(plan: Plan, at: Endpoints) -> dict[str, Any]:

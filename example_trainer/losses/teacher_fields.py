@@ -1,12 +1,12 @@
-"""Rows without the fields of a teacher that their loss reads: an error, or a metric and a warning.
+"""Rows without the fields of a teacher that a loss reads: an error, or a metric and a warning.
 
-    no row of an environment has had them so far     ConfigError: environment, loss, field, remedy
-    some rows of a batch lack them                   counted as rows_without_teacher; a warning, once
+    no row of an environment has had the fields so far     ConfigError: environment, loss, field, remedy
+    some rows of a batch lack the fields                   rows_without_teacher, and a warning, once
 
-A row that lacks them adds nothing to such a loss but its tokens to the divisor, so a mistake in the
+A row without a teacher adds to the loss nothing but its tokens to the divisor, so a mistake in the
 settings of an environment would pass as a loss of 0. Further fields that losses read need no rule
-here: rows without ``inference_logprobs`` are refused one by one (``data.rows``), and for
-``ref_logprobs`` there is a reference model (``advantage.prepare``).
+here: each row without ``inference_logprobs`` is refused (``data.rows``), and for ``ref_logprobs``
+there is a reference model (``advantage.prepare``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LackingRows(NamedTuple):
         return (
             f"environment {self.environment}: some rows come without the teacher's logprobs"
             f" (distill_token_ids) that loss {self.loss} reads, and teach nothing; the record"
-            " counts them as rows_without_teacher"
+            " counts such rows as rows_without_teacher"
         )
 
 
@@ -45,10 +45,10 @@ def lacking_rows(
     """The rows in the loss of a batch that lack the fields of a teacher, by environment.
 
     Args:
-        taught: names of environments that have sent these fields before.
+        taught: names of environments that have sent the fields before.
 
     Raises:
-        ConfigError: no row of an environment has them, and none had them before.
+        ConfigError: no row of an environment has the fields, now or before.
     """
     for part in parts_of(settings, [row.environment for row in rows]):
         for loss in sorted(losses.teacher_losses(part.settings)):

@@ -140,7 +140,7 @@ def test_a_run_goes_on_after_its_teacher_was_killed_and_nothing_is_sent_without_
 
 
 def test_a_teacher_that_never_answers_again_ends_the_run_within_its_bound_by_name(start):
-    """A frozen process does not end, so that nobody starts it again: its environment gives up."""
+    """A frozen process does not end and so is not started again: its environment gives up."""
     run = start(teacher={"timeout_s": 6.0}, restarts=1, restart_delay_s=0.1)
     until("the second step", lambda: len(run.rows()) >= 2)
     run.signal_teacher(signal.SIGSTOP)

@@ -1,6 +1,6 @@
 """The servers of a teacher, at addresses of which some are in files that are read again.
 
-A server that a cluster starts anew on another node has another address, and writes it into its file.
+A server that a cluster starts anew on another node writes its new address into the file.
 """
 
 from __future__ import annotations

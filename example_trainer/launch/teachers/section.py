@@ -1,4 +1,4 @@
-"""Sections of a plan about servers of models: those that are trained on, and teachers."""
+"""Sections of a plan about servers: of the trained model, and of teachers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from example_trainer.launch.clusters import PlanSection
+from example_trainer.settings.section import PlanSection
 
 
 class ServerSection(PlanSection):
-    """What inference servers and teachers have in common."""
+    """Settings that inference servers and teachers have in common."""
 
     engine: Literal["auto", "local", "vllm", "sglang"] = Field(
         "auto", description="auto: vllm where it is installed, else the local server"

@@ -77,7 +77,7 @@ def test_every_loss_is_in_the_table():
 @pytest.mark.parametrize("loss", sorted(losses.OF_A_TEACHER))
 @pytest.mark.parametrize("own", [True, False])
 def test_the_environment_of_a_mixture_without_a_teacher_is_named(model, loss, own):
-    """With an algorithm of its own, and beside a taught one under the settings of the run."""
+    """With an entry in algorithms, and without, as a taught environment of the same batch."""
     algorithms = {"algorithms": {name: {"loss": loss} for name in ("a", "b")}} if own else {}
     learner = learner_of(model, loss=loss, **algorithms)
     groups = [
