@@ -1,4 +1,4 @@
-"""A teacher that the launcher started, killed and frozen in a run of real processes."""
+"""Teachers that the launcher starts, in runs of real processes: two at once, killed, frozen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,16 +24,35 @@ OUTAGE_S = 12.0  # before the launcher starts the teacher again; waits have a na
 
 
 class TaughtRun:
-    """``atropos run local`` of a copy task whose only signal is a teacher."""
+    """``atropos run local`` of copy tasks; the only signal of each is its teacher.
 
-    def __init__(self, folder: Path, **more: object) -> None:
+    Args:
+        taught: name of each environment: its teacher's settings, and its algorithm.
+        more: further keys of the plan.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        taught: dict[str, tuple[dict[str, Any], dict[str, Any]]],
+        **more: Any,
+    ) -> None:
         self.out = folder / "run"
-        teacher = {"base_url": "copier", **dict(more.pop("teacher", {}))}  # type: ignore[call-overload]
-        student, model = (
-            str(write_tiny_model(folder / name, seed=seed, hidden_size=32, num_layers=1))
-            for seed, name in enumerate(("student", "teacher"))
+        student, *models = (
+            str(
+                write_tiny_model(
+                    folder / f"model-{seed}", seed=seed, hidden_size=32, num_layers=1
+                )
+            )
+            for seed in range(1 + len(taught))
         )
-        env = {"group_size": 4, "max_token_length": 32, "use_wandb": False, "teacher": teacher}
+        env = {
+            "group_size": 4,
+            "max_token_length": 32,
+            "use_wandb": False,
+            "max_num_workers": 2,
+        }
+        env |= {"total_steps": STEPS}
         settings = {
             "model_name": student,
             "device": "cpu",
@@ -45,17 +65,28 @@ class TaughtRun:
             "training_steps": STEPS,
         }
         settings |= {"optim.optimizer": "adamw", "checkpoint_interval": 0}
+        if len(taught) > 1:
+            settings["algorithms"] = {
+                name: algorithm for name, (_, algorithm) in taught.items()
+            }
+            env |= {"min_batch_allocation": 1 / len(taught)}
         plan = {
             "out": str(self.out),
             "inference": {"engine": "local", "env": QUIET},
-            "teachers": {"copier": {"model": model, "engine": "local", "env": QUIET}},
+            "teachers": {
+                f"of-{name}": {"model": model, "engine": "local", "env": QUIET}
+                for name, model in zip(taught, models)
+            },
             "environments": [
                 {
                     "script": str(REPO / "environments" / "copy_server.py"),
-                    "name": "copy",
-                    "config": {"env": {**env, "total_steps": STEPS, "max_num_workers": 2}},
+                    "name": name,
+                    "config": {
+                        "env": {**env, "teacher": {"base_url": f"of-{name}", **teacher}}
+                    },
                     "env": QUIET,
                 }
+                for name, (teacher, _) in taught.items()
             ],
             "trainer": {"settings": settings, "env": QUIET},
             **more,
@@ -109,8 +140,8 @@ class TaughtRun:
 def start(tmp_path) -> Iterator:
     runs: list[TaughtRun] = []
 
-    def make(**more):
-        runs.append(TaughtRun(tmp_path, **more))
+    def make(taught, **more):
+        runs.append(TaughtRun(tmp_path, taught, **more))
         return runs[-1]
 
     yield make
@@ -120,7 +151,7 @@ def start(tmp_path) -> Iterator:
 
 def test_a_run_goes_on_after_its_teacher_was_killed_and_nothing_is_sent_without_it(start):
     """The environment waits for the teacher by name, which `atropos why` shows first."""
-    run = start(restart_delay_s=OUTAGE_S)
+    run = start({"copy": ({}, {})}, restart_delay_s=OUTAGE_S)
     until("the second step", lambda: len(run.rows()) >= 2)
     run.signal_teacher(signal.SIGKILL)
     until("the finding of the teacher", lambda: run.findings()[:1] == ["teacher-silent"])
@@ -131,7 +162,7 @@ def test_a_run_goes_on_after_its_teacher_was_killed_and_nothing_is_sent_without_
     )
     status, printed = run.finish()
     assert status == 0, printed
-    assert "teacher-copier died (signal SIGKILL); starting it again (1 of 3)" in printed
+    assert "teacher-of-copy died (signal SIGKILL); starting it again (1 of 3)" in printed
     rows = run.rows()
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert {row["distill_share"] for row in rows} == {1.0}
@@ -141,7 +172,7 @@ def test_a_run_goes_on_after_its_teacher_was_killed_and_nothing_is_sent_without_
 
 def test_a_teacher_that_never_answers_again_ends_the_run_within_its_bound_by_name(start):
     """A frozen process does not end and so is not started again: its environment gives up."""
-    run = start(teacher={"timeout_s": 6.0}, restarts=1, restart_delay_s=0.1)
+    run = start({"copy": ({"timeout_s": 6.0}, {})}, restarts=1, restart_delay_s=0.1)
     until("the second step", lambda: len(run.rows()) >= 2)
     run.signal_teacher(signal.SIGSTOP)
     status, printed = run.finish()
@@ -149,3 +180,19 @@ def test_a_teacher_that_never_answers_again_ends_the_run_within_its_bound_by_nam
     assert "env-0-copy died (exit code 1); it was started 2 times (restarts)" in printed
     assert re.search(r"TeacherUnavailable|did not come within 6 s: start its server", printed)
     assert {row["distill_share"] for row in run.rows()} == {1.0}
+
+
+def test_each_environment_of_a_run_has_its_own_teacher_and_loss(start):
+    taught = {
+        "near": ({"top_k": 4}, {"loss": "jsd", "distill_rest": "bucket"}),
+        "far": ({}, {"loss": "reverse_kl"}),
+    }
+    run = start(taught)
+    status, printed = run.finish()
+    assert status == 0, printed
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    for row in rows:
+        assert row["distill_share/near"] == row["distill_share/far"] == 1.0
+        assert row["distill_jsd/near"] > 0 and "distill_jsd/far" not in row
+        assert "distill_kl/far" in row and "distill_kl/near" not in row
