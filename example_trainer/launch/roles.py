@@ -300,7 +300,8 @@ def environment_settings(
         "rollout_server_url": at.api_address,
         "tokenizer_name": served.model_name,
     }
-    if trainer_settings(plan)[1].algorithms:  # the trainer knows environments by these names
+    # The trainer knows environments by these names, for algorithms and in errors about teachers.
+    if trainer_settings(plan)[1].algorithms or plan.teachers:
         wiring["wandb_name"] = name_in_algorithms(plan, number)
     if environment_name(plan, number) in evaluated_environments(plan):
         wiring["steps_per_eval"] = 0  # the trainer evaluates it
