@@ -61,7 +61,7 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last.
 
     Jobs with GPUs wait for the start of jobs without GPUs. The exception is an environment
-    that needs addresses of servers or a teacher: it waits for them.
+    that needs addresses of servers or a teacher, and starts behind their jobs.
     """
     api = _serve(_node(plan, "api"), plan.restarts)
     scripts = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]

@@ -3,6 +3,7 @@
     no row of an environment has had the fields so far     ConfigError: environment, loss, field, remedy
     some rows of a batch lack the fields                   rows_without_teacher, and a warning, once
 
+A loss that ``distill_coef`` adds to a reward is refused where no environment has the fields.
 A row without a teacher adds to the loss nothing but its tokens to the divisor, so a mistake in the
 settings of an environment would pass as a loss of 0. Further fields that losses read need no rule
 here: each row without ``inference_logprobs`` is refused (``data.rows``), and for ``ref_logprobs``
@@ -52,12 +53,17 @@ def lacking_rows(
     """
     for part in parts_of(settings, [row.environment for row in rows]):
         for loss in sorted(losses.teacher_losses(part.settings)):
-            for name, own in _by_environment(rows, part).items():
-                lacking = sum(not has_teacher(row, loss) for row in own)
-                if lacking == len(own) and name not in taught:
-                    raise ConfigError(_refusal(name, loss, len(own)))
-                if lacking:
-                    yield LackingRows(name, loss, lacking)
+            named = _by_environment(rows, part)
+            lacking = {
+                n: sum(not has_teacher(r, loss) for r in own) for n, own in named.items()
+            }
+            untaught = {n for n in named if lacking[n] == len(named[n]) and n not in taught}
+            # Beside a reward, an environment without a teacher may stand among environments with one.
+            is_added = loss != part.settings.loss
+            if untaught and not (is_added and untaught < named.keys()):
+                raise ConfigError(_refusal(min(untaught), loss, is_added))
+            for name in filter(lacking.get, named):
+                yield LackingRows(name, loss, lacking[name])
 
 
 def taught_environments(rows: Sequence[Row]) -> set[str]:
@@ -84,11 +90,13 @@ def _by_environment(rows: Sequence[Row], part: BatchPart) -> dict[str, list[Row]
     return named
 
 
-def _refusal(name: str, loss: str, rows: int) -> str:
+def _refusal(name: str, loss: str, is_added: bool) -> str:
     sampled = " of the sampled tokens" if loss in losses.OF_SAMPLED else ""
+    instead = "set distill_coef to 0" if is_added else "give it another loss"
+    setting = "distill_coef" if is_added else "loss"
     return (
         f"environment {name}: loss {loss} reads a teacher's logprobs{sampled} (distill_token_ids,"
-        f" distill_logprobs), and none of its {rows} rows has them. Name a teacher in the settings"
-        " of the environment (env.teacher, or a TeacherDistillationEnv), or give it another loss"
-        f" (algorithms.{name}.loss)"
+        " distill_logprobs), and none of its rows has them. Name a teacher in the settings of the"
+        f" environment (env.teacher, or a TeacherDistillationEnv), or {instead}"
+        f" (algorithms.{name}.{setting})"
     )

@@ -73,7 +73,7 @@ class Teacher:
     student: Student
     groups: int = 0  # they have the teacher's logprobs
     tokens: int = 0
-    _servers: TeacherServers | None = None  # None: those of the student
+    _servers: TeacherServers | None = None  # None: the servers of the student
     _vocabulary: VocabularyMap | None = None
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0

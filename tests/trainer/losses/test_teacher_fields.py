@@ -107,6 +107,23 @@ def test_rows_that_lack_a_teacher_among_others_are_counted_and_named_once(model,
     assert "rows_without_teacher" in warning and loss in warning
 
 
+@pytest.mark.parametrize("loss", sorted(losses.OF_A_TEACHER))
+def test_beside_a_reward_an_environment_may_have_no_teacher_if_some_other_has(
+    model, loss, caplog
+):
+    added = {"loss": "reinforce", "distill_coef": 0.5, "distill_loss": loss}
+    learner = learner_of(model, **added)
+    groups = [
+        group_of(learner.policy),
+        group_of(learner.policy, f"b-{loss}", FIELDS["distill_token_ids"]),
+    ]
+    told = learner.step(groups)
+    assert told["rows_without_teacher"] == 3
+    assert [line for line in caplog.messages if f"environment b-{loss}" in line]
+    with pytest.raises(ConfigError, match=r"set distill_coef to 0 \(algorithms\.b-"):
+        learner_of(model, **added).step(groups[1:])
+
+
 def test_rows_with_other_tokens_than_the_sampled_lack_what_reverse_kl_reads(model):
     learner = learner_of(model, loss="reverse_kl")
     group = group_of(learner.policy)
