@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     p.complete,
     p.no_trainer,
     p.trainer_starting,
+    p.trainer_evaluates,
     p.long_generations,
     p.trainer_bound,
     q.stale_drops,
@@ -76,7 +77,12 @@ _IMPLIED = {
     "trainer-silent": ("complete",),
     "environment-silent": ("complete",),
     "servers-paused": ("inference-silent",),
-    "trainer-bound": ("inference-silent", "slow-step", "servers-paused"),
+    "trainer-bound": (
+        "inference-silent",
+        "slow-step",
+        "servers-paused",
+        "trainer-evaluates",
+    ),
 }
 _RANK = {"stuck": 0, "waiting": 1, "warning": 2}
 

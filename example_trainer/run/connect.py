@@ -44,7 +44,9 @@ class HeartbeatThread:
         self._beat = Heartbeat(
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
-        self.servers: Callable[[], list[ServerState]] = list  # called for each beat
+        # Called for each beat: states of servers, and details of an evaluation that runs.
+        self.servers: Callable[[], list[ServerState]] = list
+        self.evaluation: Callable[[], dict[str, float | int | str]] = dict
         self._phase_since = self._wait_since = time.monotonic()
         self._wait_cause: WaitCause = "other"
         self._spent: dict[str, deque[float]] = {}  # s in the last visits of each phase
@@ -95,8 +97,9 @@ class HeartbeatThread:
     def _timed_heartbeat(self) -> Heartbeat:
         """The heartbeat of this moment, with the seconds in its phase and their median."""
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
+        evaluation = self.evaluation()
         with self._lock:
-            beat, details = self._beat, dict(self._beat.details)
+            beat, details = self._beat, {**self._beat.details, **evaluation}
             waits = []
             if on := beat.waiting_on:
                 age_s = time.monotonic() - self._wait_since

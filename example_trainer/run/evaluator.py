@@ -61,6 +61,7 @@ class Evaluator:
         self._cfg, self._world, self._waits = cfg, world, waits
         self._place, self._report = place, report
         self._running: BackgroundEvaluation | None = None
+        self._present: tuple[Evaluation, float] | None = None  # and when it began, monotonic
         self._is_due = False  # also of an evaluation that was put off
         self.failures = 0
         self.frequency = Frequency(
@@ -93,6 +94,20 @@ class Evaluator:
             state, urls, lambda: self.frequency.due(epoch_ended, time.time())
         )
 
+    def progress(self) -> dict[str, float | int | str]:
+        """Details of a heartbeat about the evaluation that runs; empty if none does."""
+        present, running = self._present, self._running
+        if present is None or (running and running.has_ended):
+            return {}
+        evaluation, began = present
+        return {
+            "evaluated_step": evaluation.step,
+            "evaluated_version": evaluation.version,
+            "evaluation_where": evaluation.where,
+            "evaluation_s": round(time.monotonic() - began, 1),
+            "evaluation_bound_s": self._cfg.eval_timeout_s,
+        }
+
     def finish(self) -> None:
         """Wait for the evaluation that still runs, at most until its bound; training is done."""
         if self._place is not None:
@@ -103,7 +118,7 @@ class Evaluator:
         if self._running is not None:
             self._running.stop("the trainer ended")
             self._running.thread.join(END_S)
-            self._running = None
+            self._running = self._present = None
 
     def _evaluate(
         self,
@@ -139,6 +154,7 @@ class Evaluator:
                 self._waits("the evaluation")
 
         evaluation = Evaluation(state.step, state.version, cfg.eval_where, [*urls])
+        self._present = evaluation, began
         try:
             jobs = jobs_of(cfg, state, state.version, urls, out)
             until = began + cfg.eval_timeout_s
@@ -146,6 +162,8 @@ class Evaluator:
             evaluation = evaluation.with_results(parts, time.monotonic() - began)
         except (OSError, ValueError, AtroposError) as error:
             evaluation = evaluation.with_problem(str(error), time.monotonic() - began)
+        finally:
+            self._present = None
         self._count(evaluation)
         numbers = {name: n for part in evaluation.parts for name, n in part.metrics().items()}
         return {**numbers, "eval_failures": float(self.failures)}
@@ -181,12 +199,13 @@ class Evaluator:
         shutil.rmtree(out, ignore_errors=True)  # leftovers of an evaluation that is repeated
         evaluation = Evaluation(state.step, version, self._cfg.eval_where, urls)
         self._running = BackgroundEvaluation(self._cfg, place, state, evaluation, out)
+        self._present = evaluation, time.monotonic()
         return True
 
     def _collect(self) -> None:
         running = self._running
         if running is not None and not running.thread.is_alive():
-            self._running = None
+            self._running = self._present = None
             self._log(running.evaluation, running.out)
 
     def _log(self, evaluation: Evaluation, out: Path) -> None:
@@ -241,6 +260,10 @@ class BackgroundEvaluation:
         """Begin; with a ``problem`` only to note it, and to give the servers back."""
         self._problem = problem
         self.thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.evaluation.outcome is not EvaluationOutcome.RUNNING
 
     def stop(self, why: str) -> None:
         """End it soon, with the results that it has by then."""
