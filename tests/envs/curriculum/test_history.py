@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atroposlib.envs.curriculum import history
-from atroposlib.envs.curriculum.history import FOLDER, TaskHistory, history_lines
+from atroposlib.envs.curriculum.history import TaskHistory
+from atroposlib.run_status.task_history import FOLDER, history_lines
 from tests.envs.curriculum.conftest import group, rows
 
 
