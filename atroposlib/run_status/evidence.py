@@ -121,8 +121,9 @@ def evaluation_text(trainer: Process) -> str:
         return ""
     spent_s = detail_of(trainer, "evaluation_s") + float(trainer["age_s"])
     return (
-        f"version {details['evaluated_version']} of step {details.get('evaluated_step')},"
-        f" {spent_s:.0f} s of at most {detail_of(trainer, 'evaluation_bound_s'):.0f} s"
+        f"version {details['evaluated_version']} of step {details.get('evaluated_step')}"
+        f" ({details.get('evaluation_where')}), {spent_s:.0f} s of at most"
+        f" {detail_of(trainer, 'evaluation_bound_s'):.0f} s"
     )
 
 

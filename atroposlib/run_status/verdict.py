@@ -157,7 +157,7 @@ def _activity(e: Evidence) -> str:
 def process_lines(e: Evidence) -> Iterable[ProcessLine]:
     """A line per process, by role; of processes that a successor replaced, none.
 
-    An evaluation that a trainer reports has a line of the role ``eval``, with its place as label.
+    An evaluation that a trainer reports has a line too.
     """
     silent = {process["name"] for role in _ROLES for process in e.silent(role)}
     for process in sorted(e.processes, key=lambda process: str(process["role"])):
@@ -171,8 +171,7 @@ def process_lines(e: Evidence) -> Iterable[ProcessLine]:
             str(process["role"]), str(process["name"]), shown_name(process), state, text
         )
         if state in ("works", "waits") and (evaluation := evaluation_text(process)):
-            where = str(process["details"].get("evaluation_where", ""))
-            yield ProcessLine("eval", "", where, "works", evaluation)
+            yield ProcessLine("eval", "", "evaluation", "works", evaluation)
 
 
 _ROLES = ("trainer", "env", "inference", "tool")

@@ -102,7 +102,7 @@ STALLS = {
     "trainer-evaluates": (
         still(trainer("evaluating", waiting_on="the evaluation", **EVALUATION), PAUSED),
         "waiting",
-        "version 20 of step 20, 35 s of at most 600 s",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
     ),
     "trainer-bound": (still(trainer(), PAUSED, server()), "waiting", "48 sequences queued"),
     "full-without-batch": (still(WAITING, PAUSED, server()), "stuck", "48 of 512"),

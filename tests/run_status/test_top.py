@@ -62,8 +62,8 @@ def test_an_evaluation_in_the_background_has_a_line():
     [line] = [line for line in page if line.startswith("eval")]
     assert line.split(maxsplit=2) == [
         "eval",
-        "dir",
-        "version 20 of step 20, 35 s of at most 600 s",
+        "evaluation",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
     ]
 
 

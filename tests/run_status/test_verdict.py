@@ -104,9 +104,12 @@ def test_each_process_has_a_line_with_its_waits_and_their_ages():
 
 def test_an_evaluation_in_the_background_has_a_line_while_the_trainer_trains():
     lines = lines_of(moving(trainer(**EVALUATION), env(), server()))
-    assert lines["dir"] == ("works", "version 20 of step 20, 35 s of at most 600 s")
+    assert lines["evaluation"] == (
+        "works",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
+    )
     silent = moving(trainer(**EVALUATION) | {"age_s": 26.0}, env(), server())
-    assert "dir" not in lines_of(silent)
+    assert "evaluation" not in lines_of(silent)
 
 
 @pytest.mark.parametrize("phase", ["paused by an operator", "drained by an operator"])

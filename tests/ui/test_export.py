@@ -155,7 +155,7 @@ def test_an_exported_run_is_read_without_a_server(browser, tab, tmp_path, capsys
     with recorded_run(tmp_path / "run") as (_, app):
         pass
     file = tmp_path / "one.html"
-    view([str(tmp_path / "run" / "data"), "--export", str(file), "sort=-reward"])
+    view([str(tmp_path / "run" / "queue"), "--export", str(file), "sort=-reward"])
     screen = tab("file://")
     kept = selected_rows(file)
     for name in ("", "rollouts", "batches", "curves", "environments", "weights", "why"):

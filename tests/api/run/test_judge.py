@@ -406,7 +406,10 @@ STALLS = {
     "same-scores": (equal_scores, "8 of the last 8 groups dropped, same_scores: all 0"),
     "groups-dropped": (long_rows, "too_long: 900 of 512 tokens"),
     "trainer-bound": (slow_trainer, "4 sequences queued"),
-    "trainer-evaluates": (waiting_for_an_evaluation, "version 20 of step 20, 34 s of at most"),
+    "trainer-evaluates": (
+        waiting_for_an_evaluation,
+        "version 20 of step 20 (dir), 34 s of at most",
+    ),
     "full-without-batch": (a_gap, "waiting for groups that fill the gap"),
     "dead-batches": (deadly_batch, "1 batches, 2 groups dead"),
     "stale-drops": (old_groups, "8 of 10 groups were dropped as stale"),
