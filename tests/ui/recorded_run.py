@@ -26,7 +26,6 @@ from atroposlib.run_status.task_history import FOLDER, HistoryLine
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
 from atroposlib.wire.notes import GroupNotes, pack_notes
 from atroposlib.wire.status import ServerState
-from tests.run_status.staged import EVALUATION
 from tests.serving import served
 
 GROUP_SIZE = 4
@@ -263,9 +262,7 @@ async def _run(
         one = wire.Heartbeat(role="env", name=joined.wandb_name, phase="rollout", details=beat)
         await client.heartbeat(one.model_copy(update={"servers": servers}))
         await client.heartbeat(
-            wire.Heartbeat(
-                role="trainer", name="trainer", phase="training", details=EVALUATION
-            )
+            wire.Heartbeat(role="trainer", name="trainer", phase="training")
         )
     if hostile:
         await _send_hostile(client, backend, joined, long)

@@ -12,6 +12,7 @@ from atroposlib.api.archive.index import Index
 from atroposlib.api.server import create_view
 from atroposlib.api.store.memory import MemoryStore
 from tests.api.archive.rollouts import group, row
+from tests.run_status.staged import EVALUATION
 from tests.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -141,18 +142,10 @@ def test_tasks_are_shown_by_success_with_their_pools_and_lead_to_their_item(run,
     tasks = page.get_by_role("table", name="Tasks of gsm8k_0").locator("tbody tr")
     assert [row.locator("td").nth(4).inner_text() for row in tasks.all()] == ["0.00", "0.75"]
     bars = tasks.nth(1).locator(".bins")
-    assert bars.get_attribute("aria-label").split() == [
-        "0",
-        *"––",
-        "–",
-        "0.50",
-        *"––––",
-        "0.75",
-    ]
+    assert bars.get_attribute("aria-label") == "0 – – – 0.50 – – – 0.75 –"
     page.get_by_label("Order of the tasks").select_option("easiest")
     page.wait_for_url(re.compile("order=easiest"))
-    first = page.get_by_role("table", name="Tasks of gsm8k_0").locator("tbody tr").first
-    first.get_by_text("clips/1").click()
+    tasks.first.get_by_text("clips/1").click()
     page.wait_for_url(re.compile("#/item/clips%2F1"))
 
 
@@ -163,11 +156,13 @@ def test_games_are_shown_by_the_version_of_the_opponent(run, tab):
     page.get_by_label("Score").select_option("exact")
     page.wait_for_url(re.compile("score=exact"))
     wins = httpx.get(f"{run}/explore/wins?score=exact").json()["opponents"]
-    shown = [row.locator("td").nth(3).inner_text() for row in rows.all()]
-    assert shown == [f"{one['score']:.3f} ± {one['stderr']:.3f}" for one in wins]
+    for row, one in zip(rows.all(), wins, strict=True):
+        row.get_by_text(f"{one['score']:.3f} ± {one['stderr']:.3f}").wait_for()
 
 
 def test_a_running_evaluation_has_a_line_among_the_processes(run, tab):
+    beat = {"role": "trainer", "name": "trainer", "phase": "training", "details": EVALUATION}
+    assert httpx.post(f"{run}/heartbeat", json=beat).status_code == 200
     page = tab(run).open("#/")
     line = page.get_by_role("table", name="Processes").locator("tr", has_text="eval")
     assert (
