@@ -1,13 +1,12 @@
 """Random legal moves of tic-tac-toe as messages: a model learns the rules before it is rewarded.
 
-python docs/examples/legal_games.py 12000 moves.jsonl
+python docs/examples/legal_games.py 12000 > moves.jsonl
 atropos train sft --model MODEL --train-file moves.jsonl --save-path runs/rules
 """
 
 import json
 import random
 import sys
-from pathlib import Path
 
 from environments.library.tic_tac_toe import free, openings, other, place_mark, question, won
 
@@ -26,7 +25,6 @@ def legal_moves(task, choices):
 
 if __name__ == "__main__":
     choices, tasks = random.Random(0), openings()
-    with Path(sys.argv[2]).open("w", encoding="utf-8") as file:
-        for _ in range(int(sys.argv[1])):
-            for messages in legal_moves(choices.choice(tasks), choices):
-                print(json.dumps({"messages": messages}), file=file)
+    for _ in range(int(sys.argv[1])):
+        for messages in legal_moves(choices.choice(tasks), choices):
+            print(json.dumps({"messages": messages}))
