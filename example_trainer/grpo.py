@@ -268,6 +268,7 @@ def _make_evaluator(
     """The evaluator, which ends what it runs when ``stack`` is left."""
     place = make_place(cfg, publisher, policy)
     evaluator = Evaluator(cfg, policy.world, peers.waits, place, peers.report_evaluation)
+    peers.waits.pulse.evaluation = evaluator.progress
     return stack.enter_context(closing(evaluator))
 
 
@@ -314,11 +315,10 @@ def _train(
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
-    waits.pulse.servers, waits.pulse.evaluation = publisher.fleet.states, evaluator.progress
+    waits.pulse.servers = publisher.fleet.states
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state, cfg.algorithms)) if client else None
-    phase("evaluating")
     evaluation = evaluator.at_start(state, publisher.fleet.urls)
 
     while state.step < cfg.training_steps:

@@ -374,7 +374,7 @@ async def _dead_batch() -> dict[str, Exchange]:
 
 
 async def _on_disk() -> dict[str, Exchange]:
-    """What needs an archive, or the folder of the run around it."""
+    """Examples over an archive, or over the folder of the run around it."""
     with tempfile.TemporaryDirectory() as folder:
         history = Path(folder) / FOLDER / "gsm8k_0.jsonl"
         history.parent.mkdir()

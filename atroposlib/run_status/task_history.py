@@ -86,7 +86,7 @@ class TaskPage:
     envs: list[EnvTasks]
 
 
-def history_files(*places: Path) -> list[Path]:
+def history_files(places: Iterable[Path]) -> list[Path]:
     """The histories in the first of these folders that has some, a file for each environment."""
     for place in places:
         if files := sorted((place / FOLDER).glob("*.jsonl")):
@@ -108,7 +108,7 @@ def history_lines(path: Path) -> Iterator[HistoryLine]:
 
 
 def env_tasks(env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0]) -> EnvTasks:
-    """What the lines of an environment show, with its tasks in this order."""
+    """Summary of the lines of an environment, its tasks in this order."""
     tasks = tasks_by_order(summaries(lines), order)
     scored = [line for line in lines if line.success is not None]
     retired = Counter(task.pool for task in tasks if task.pool in RETIRED)
@@ -126,7 +126,7 @@ def env_tasks(env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0]) ->
 
 def task_page(places: Sequence[Path], env: str | None, order: str, most: int) -> TaskPage:
     """The environments of a run, or one of them, each with its first ``most`` tasks."""
-    files = [file for file in history_files(*places) if env in (None, file.stem)]
+    files = [file for file in history_files(places) if env in (None, file.stem)]
     read = (env_tasks(file.stem, list(history_lines(file)), order) for file in files)
     return TaskPage([replace(own, tasks=own.tasks[:most]) for own in read])
 

@@ -78,6 +78,8 @@ class Evaluator:
             run_on_rank0(self._world, lambda: self._note_earlier(state))
         if not cfg.eval_at_start or not cfg.evaluates or state.step > 0:
             return {}
+        if self._waits is not None:
+            self._waits.phase("evaluating")
         return self._evaluate(state, urls, lambda: True)
 
     def maybe(

@@ -67,5 +67,5 @@ def test_a_file_is_read_with_the_file_before_it_and_without_what_is_no_line(tmp_
         errors="surrogateescape",
     )
     assert list(history_lines(path)) == LINES[:2]
-    assert history_files(tmp_path / "none", tmp_path) == [path]
-    assert history_files(tmp_path / "none") == []
+    assert history_files([tmp_path / "none", tmp_path]) == [path]
+    assert history_files([tmp_path / "none"]) == []

@@ -53,7 +53,7 @@ def histories_in(run: Path) -> list[Path]:
     if run.is_file():
         return [run]
     places = (run.parent,) if run.name == FOLDER else (run, run / "checkpoints")
-    files = history_files(*places)
+    files = history_files(places)
     if not files:
         raise ConfigError(
             f"{run}: no {FOLDER} in it: an environment writes one if its settings have a "
