@@ -51,9 +51,9 @@ def test_a_phase_that_was_left_before_has_the_median_of_its_seconds():
 
 def test_a_heartbeat_has_an_evaluation_only_while_it_runs():
     pulse = HeartbeatThread(lambda beat: None, "trainer x")
-    pulse.evaluation = lambda: {"evaluated_version": 20}
+    pulse.follow_evaluation(lambda: {"evaluated_version": 20})
     assert pulse._timed_heartbeat().details["evaluated_version"] == 20
-    pulse.evaluation = dict
+    pulse.follow_evaluation(dict)
     assert "evaluated_version" not in pulse._timed_heartbeat().details
 
 
