@@ -103,7 +103,7 @@ def history_lines(path: Path) -> Iterator[HistoryLine]:
             for line in lines:
                 try:
                     yield _LINE.decode(line)
-                except msgspec.DecodeError:
+                except ValueError:
                     continue
 
 

@@ -63,7 +63,7 @@ def test_a_file_is_read_with_the_file_before_it_and_without_what_is_no_line(tmp_
     entry = vars(LINES[1]) | {"new": 1}  # of a later version of the environment
     path.with_name(f"sums.jsonl{OLDER}").write_text(json.dumps(vars(LINES[0])) + "\n")
     path.write_text(
-        json.dumps(entry) + '\n\n[1]\n{"step": "x"}\n\udcff\n{"step": 5',
+        json.dumps(entry) + '\n\n[1]\n{"step": "x"}\n{"task": "\udcff"}\n{"step": 5',
         errors="surrogateescape",
     )
     assert list(history_lines(path)) == LINES[:2]

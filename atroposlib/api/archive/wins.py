@@ -21,6 +21,7 @@ from atroposlib.api.store import Store
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import PackedGroup
 from atroposlib.wire.explore import RolloutRow
+from atroposlib.wire.numbers import INT64_MAX
 from atroposlib.wire.safetensors import MalformedBody
 
 REWARD = "reward"
@@ -53,7 +54,7 @@ class Games:
 
     @property
     def stderr(self) -> float:
-        variance = max(0.0, self.squares / self.count - self.mean**2)
+        variance = max(0.0, self.squares / self.count - self.mean * self.mean)
         return math.sqrt(variance / max(1, self.count - 1))
 
 
@@ -93,6 +94,8 @@ def games_by_opponent(
             continue
         for name in opponents_in(named):
             version = named.get(f"{name}{VERSION}")
+            if version is not None and abs(version) > INT64_MAX:
+                continue  # a number of the environment that is no version
             opponent = name, None if version is None else int(version)
             games.setdefault(opponent, Games()).add(value, record.get("version_max"))
     return games

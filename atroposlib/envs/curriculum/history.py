@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ from typing import IO, Any
 from atroposlib.envs.curriculum.interface import ObservedGroup
 from atroposlib.envs.rollout.groups import item_label
 from atroposlib.run_status.task_history import FOLDER, OLDER
+from atroposlib.text.lines import json_line
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 32 * 2**20  # bound of a file; two files are kept
@@ -48,7 +48,7 @@ class TaskHistory:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a", encoding="utf-8")
-            self._file.write(json.dumps(entry) + "\n")
+            self._file.write(json_line(entry))
             self._file.flush()
             if self._file.tell() > MAX_BYTES:
                 self._file.close()

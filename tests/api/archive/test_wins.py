@@ -36,6 +36,13 @@ def test_each_version_has_its_mean_score_and_a_rollout_counts_once():
     assert games["opponent", 2].stderr == 0.5  # sqrt(0.25 / 1)
 
 
+def test_numbers_of_any_size_are_counted_without_an_overflow():
+    games = games_by_opponent([game(2, 1e300), game(2, -1e300), game(1e300, 1.0)], "reward")
+    [(opponent, played)] = games.items()
+    assert opponent == ("opponent", 2) and played.count == 2
+    assert played.stderr == float("inf")
+
+
 async def posted_games(api):
     """Two rollouts against version 4 in one group, a rollout against the present one in another."""
     [env_id] = await api.started(batch_size=4)
