@@ -191,30 +191,37 @@ class Policy:
         self, prompts: Sequence[list[int]], max_new: int, generator: torch.Generator
     ) -> list[list[int]]:
         """A reply to each prompt at temperature 1, with the end token if it came."""
-        width, pad = max(map(len, prompts)), self.tokenizer.pad_token_id
-        ids_BT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])  # (B, T)
-        mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        done, replies, past = [False] * len(prompts), [[] for _ in prompts], None
-        tokens = ids_BT
-        for _ in range(max_new):
-            places = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            out = self.model(
-                tokens,
-                attention_mask=mask_BT,
-                position_ids=places,
-                past_key_values=past,
-                logits_to_keep=1,
-            )
-            past, probs_BV = out.past_key_values, out.logits[:, -1].softmax(-1)
-            chosen = torch.multinomial(probs_BV, 1, generator=generator)[:, 0]
-            for b, token in enumerate(chosen.tolist()):
+        distinct = sorted({tuple(prompt) for prompt in prompts})  # a group shares its prompt
+        which_B = torch.tensor([distinct.index(tuple(prompt)) for prompt in prompts])
+        width, pad = max(map(len, distinct)), self.tokenizer.pad_token_id
+        ids_PT = torch.tensor([[pad] * (width - len(p)) + [*p] for p in distinct])  # (P, T)
+        mask_PT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in distinct])
+        out = self.model(
+            ids_PT,
+            attention_mask=mask_PT,
+            position_ids=(mask_PT.cumsum(1) - 1).clamp(min=0),
+            logits_to_keep=1,
+        )
+        past = out.past_key_values
+        past.batch_select_indices(which_B)
+        probs_BV, mask_BT = out.logits[which_B, -1].softmax(-1), mask_PT[which_B]
+        done, replies = [False] * len(prompts), [[] for _ in prompts]
+        for place in range(max_new):
+            chosen = torch.multinomial(probs_BV, 1, generator=generator)  # (B, 1)
+            for b, token in enumerate(chosen[:, 0].tolist()):
                 if not done[b]:
                     replies[b].append(token)
                     done[b] = token == self.tokenizer.eos_token_id
-            if all(done):
+            if all(done) or place == max_new - 1:
                 break
-            tokens = chosen[:, None]
-            mask_BT = torch.cat([mask_BT, torch.ones_like(tokens)], 1)
+            mask_BT = torch.cat([mask_BT, torch.ones_like(chosen)], 1)
+            out = self.model(
+                chosen,
+                attention_mask=mask_BT,
+                position_ids=mask_BT.sum(1, keepdim=True) - 1,
+                past_key_values=past,
+            )
+            past, probs_BV = out.past_key_values, out.logits[:, -1].softmax(-1)
         return replies
 
     def text(self, reply: list[int]) -> str:
@@ -324,12 +331,16 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
 # --- a run ------------------------------------------------------------------------------
 
 
-def held_out_score(policy: Policy, tasks: TaskSet, samples: int) -> tuple[float, float]:
-    """Mean score of the held-out tasks at temperature 1, and its standard error over tasks."""
+def held_out_means(policy: Policy, tasks: TaskSet, samples: int) -> list[float]:
+    """Mean score of each held-out task at temperature 1."""
     rows = [task for task in tasks.held_out for _ in range(samples)]
     scores, _ = play_on_policy(policy, tasks, rows, torch.Generator().manual_seed(0))
-    means = [statistics.fmean(scores[n : n + samples]) for n in range(0, len(scores), samples)]
-    return statistics.fmean(means), statistics.stdev(means) / len(means) ** 0.5
+    places = range(0, len(scores), samples)
+    return [statistics.fmean(scores[place : place + samples]) for place in places]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
 def observed_wave(
@@ -391,7 +402,8 @@ def run_study(
     rows = TaskRows(tasks.rows, range(len(tasks.rows)))
     chooser = make_sampler(part, rows, seed=seed, env=name)
     begun, tokens, step, groups, useful = time.monotonic(), 0, 0, 0, 0
-    curve = [(0, 0, *held_out_score(policy, tasks, options.samples))]
+    held_out = held_out_means(policy, tasks, options.samples)
+    curve = [(0, 0, *mean_and_error(held_out))]
     kept: list[list[Row]] = []
     while tokens < options.tokens:
         wave = observed_wave(policy, tasks, chooser, step, options.group_size, generator)
@@ -404,8 +416,10 @@ def run_study(
             policy.update([row for rows in kept for row in rows])
             kept, step = [], step + 1
             if step % options.check_every == 0:
-                curve.append((tokens, step, *held_out_score(policy, tasks, options.samples)))
-    curve.append((tokens, step, *held_out_score(policy, tasks, options.samples)))
+                held_out = held_out_means(policy, tasks, options.samples)
+                curve.append((tokens, step, *mean_and_error(held_out)))
+    held_out = held_out_means(policy, tasks, options.samples)
+    curve.append((tokens, step, *mean_and_error(held_out)))
     return {
         "set": name,
         "sampler": sampler,
@@ -419,7 +433,8 @@ def run_study(
             )
             for target in TARGETS
         },
-        "curve": curve,  # tokens, steps, held-out score, its standard error
+        "curve": curve,  # tokens, steps, held-out score with its standard error
+        "held_out": held_out,  # at the end, of each task
         "metrics": chooser.metrics(),
         "seconds": time.monotonic() - begun,
     }
@@ -446,17 +461,23 @@ def main() -> None:
     for seed in options.seeds:
         tasks = SETS[options.set](seed)
         start = starting_model(tasks, seed, options)
+        first_run: dict[str, Any] = {}
         for sampler in options.samplers:
             run = run_study(options.set, sampler, seed, tasks, start, options)
-            (*_, first, _), (*_, last, error) = run["curve"][0], run["curve"][-1]
-            reached = {k: v for k, v in run["reached"].items() if v and float(k) > first}
+            (*_, begin, _), (*_, last, error) = run["curve"][0], run["curve"][-1]
+            reached = {k: v for k, v in run["reached"].items() if v and float(k) > begin}
             print(
-                f"{options.set} {sampler} seed {seed}: {first:.2f} -> {last:.2f} ± {error:.2f} "
+                f"{options.set} {sampler} seed {seed}: {begin:.2f} -> {last:.2f} ± {error:.2f} "
                 f"in {run['steps']} steps, useful {run['useful_share']:.0%}, "
                 f"{run['tokens_per_useful_group']:.0f} tokens a useful group, reached "
                 f"{reached}, {run['seconds']:.0f} s",
                 flush=True,
             )
+            first_run = first_run or run
+            if run is not first_run:
+                pairs = zip(run["held_out"], first_run["held_out"])
+                mean, error = mean_and_error([own - first for own, first in pairs])
+                print(f"  minus {options.samplers[0]}, by task: {mean:+.3f} ± {error:.3f}")
             if options.out is not None:
                 with options.out.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(run) + "\n")
