@@ -58,8 +58,9 @@ def play_on_policy(
 
 
 def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
-    """Train on demonstrated replies to trained tasks."""
+    """Train on demonstrated replies to trained tasks; the learning rate falls to 0."""
     rng = random.Random(seed)
+    known: dict[int, list[Row]] = {}  # lessons of the task of each place
 
     async def lessons(task: Any) -> list[Row]:
         model = model_on(tasks.demonstrate(task, rng))
@@ -71,9 +72,14 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
             for sent, reply in zip(asked, model.replies)
         ]
 
-    for _ in range(steps):
-        batch = rng.choices(tasks.rows, k=64)
-        policy.update([row for task in batch for row in asyncio.run(lessons(task))])
+    for step in range(steps):
+        policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * (1 - step / steps)
+        batch = []
+        for place in rng.choices(range(len(tasks.rows)), k=64):
+            if place not in known or not tasks.has_gold:
+                known[place] = asyncio.run(lessons(tasks.rows[place]))
+            batch += known[place]
+        policy.update(batch)
 
 
 def held_out_means(policy: Policy, tasks: TaskSet, samples: int) -> list[float]:
@@ -132,7 +138,7 @@ def starting_model(tasks: TaskSet, seed: int, options: argparse.Namespace) -> An
 
 def run_study(
     name: str,
-    sampler: str,
+    sampler: CurriculumPart,
     seed: int,
     tasks: TaskSet,
     start: Any,
@@ -141,11 +147,8 @@ def run_study(
     """A run of ``options.tokens`` generated tokens; its curve of held-out scores."""
     policy = Policy(deepcopy(start), char_tokenizer(ASCII_ALPHABET), options.lr)
     generator = torch.Generator().manual_seed(seed)
-    part = CurriculumPart.model_validate(
-        {"name": sampler, **options.settings.get(sampler, {})}
-    )
     rows = TaskRows(tasks.rows, range(len(tasks.rows)))
-    chooser = make_sampler(part, rows, seed=seed, env=name)
+    chooser = make_sampler(sampler, rows, seed=seed, env=name)
     begun, tokens, step, groups, useful = time.monotonic(), 0, 0, 0, 0
     held_out = held_out_means(policy, tasks, options.samples)
     curve = [(0, 0, *mean_and_error(held_out))]
@@ -167,7 +170,7 @@ def run_study(
     curve.append((tokens, step, *mean_and_error(held_out)))
     return {
         "set": name,
-        "sampler": sampler,
+        "sampler": {"name": sampler.name, **sampler.settings},
         "seed": seed,
         "useful_share": useful / groups,
         "tokens_per_useful_group": tokens / max(1, useful),
@@ -188,8 +191,9 @@ def run_study(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--set", choices=[*SETS], required=True)
-    parser.add_argument("--samplers", nargs="+", default=["uniform", "pools"])
-    parser.add_argument("--settings", type=json.loads, default={}, help="JSON, by sampler")
+    parser.add_argument(
+        "--samplers", nargs="+", default=["uniform", "pools"], help="a name, or JSON with one"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=200_000, help="generated, of a run")
     parser.add_argument("--groups", type=int, default=8, help="useful groups of a step")
@@ -208,7 +212,9 @@ def main() -> None:
         start = starting_model(tasks, seed, options)
         first_run: dict[str, Any] = {}
         for sampler in options.samplers:
-            run = run_study(options.set, sampler, seed, tasks, start, options)
+            settings = json.loads(sampler) if sampler.startswith("{") else {"name": sampler}
+            part = CurriculumPart.model_validate(settings)
+            run = run_study(options.set, part, seed, tasks, start, options)
             (*_, begin, _), (*_, last, error) = run["curve"][0], run["curve"][-1]
             reached = {k: v for k, v in run["reached"].items() if v and float(k) > begin}
             print(

@@ -24,6 +24,7 @@ class TaskSet:
     play: Callable[[Any, Model], Awaitable[float]]
     demonstrate: Callable[[Any, random.Random], Any]  # a session that replies
     max_new: int  # tokens of a reply
+    has_gold: bool = True  # demonstrations are the same each time
 
 
 def library_set(
@@ -51,6 +52,7 @@ def library_set(
         play,
         demonstrate or (lambda task, rng: ScriptedSession(gold(task))),
         max_new,
+        has_gold=demonstrate is None,
     )
 
 
@@ -101,7 +103,7 @@ SETS: dict[str, Callable[[int], TaskSet]] = {
         letters, seed, max_new=2, words=1, backwards=0, bare=True, tasks=900
     ),
     "backwards": lambda seed: library_set(
-        letters, seed, max_new=38, words=2, backwards=1, tasks=2000
+        letters, seed, max_new=28, words=1, backwards=1, tasks=1000
     ),
     "tic_tac_toe": lambda seed: library_set(
         tic_tac_toe,
