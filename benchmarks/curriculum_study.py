@@ -57,8 +57,8 @@ def play_on_policy(
     return asyncio.run(sampler.run(rollouts)), sessions
 
 
-def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
-    """Train on demonstrated replies to trained tasks; the learning rate falls to 0."""
+def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bool) -> None:
+    """Train on demonstrated replies to trained tasks; a rate that decays falls to 0."""
     rng = random.Random(seed)
     known: dict[int, list[Row]] = {}  # lessons of the task of each place
 
@@ -73,7 +73,8 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
         ]
 
     for step in range(steps):
-        policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * (1 - step / steps)
+        left = 1 - step / steps if decays else 1.0
+        policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * left
         batch = []
         for place in rng.choices(range(len(tasks.rows)), k=64):
             if place not in known or not tasks.has_gold:
@@ -132,7 +133,7 @@ def starting_model(tasks: TaskSet, seed: int, options: argparse.Namespace) -> An
         )
         model = AutoModelForCausalLM.from_pretrained(folder)
     policy = Policy(model, char_tokenizer(ASCII_ALPHABET), options.imitate_lr)
-    imitate(policy, tasks, options.imitate, seed)
+    imitate(policy, tasks, options.imitate, seed, decays=options.imitate_decay)
     return model
 
 
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=16, help="samples of a task")
     parser.add_argument("--imitate", type=int, default=0, help="steps on replies before")
     parser.add_argument("--imitate-lr", type=float, default=2e-3)
+    parser.add_argument("--imitate-decay", action="store_true", help="of that rate, to 0")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--width", type=int, default=64, help="of the two layers of the model")
     parser.add_argument("--check-every", type=int, default=2, help="steps between scores")

@@ -4,8 +4,7 @@
        ^------- the estimate is old: its weight has decayed -----'
 
 A draw chooses a pool by its weight times its number of tasks, then the task of the pool that was
-drawn the longest ago. A share of draws ignores the pools. With ``repeat_after`` useful tasks come
-first, each again only after so many versions: till then the draws go to the other pools.
+drawn the longest ago. A share of draws ignores the pools.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class Estimate:
     total: float = 0.0  # their success
     version: int = 0  # both are decayed to this version
     drawn: int = -1  # number of its last draw
-    drawn_at: int = 0  # version of that draw
 
     def weight_at(self, version: int, half_life: float) -> float:
         """The weight at ``version``; a version of a new run that is lower decays nothing."""
@@ -56,8 +54,6 @@ class DifficultyPools(TaskSampler):
         half_life: policy versions after which a group counts half.
         weights: of a task of each pool: unseen, too_easy, useful, too_hard.
         explore: share of draws among all tasks alike.
-        repeat_after: versions after which a useful task comes again, before all others; None:
-            as often as its weight says.
     """
 
     def __init__(
@@ -70,7 +66,6 @@ class DifficultyPools(TaskSampler):
         half_life: float = 10.0,
         weights: Mapping[str, float] | None = None,
         explore: float = 0.1,
-        repeat_after: int | None = None,
     ) -> None:
         super().__init__(tasks, seed=seed)
         self._weights = {**WEIGHTS, **_known_weights(weights or {})}
@@ -79,12 +74,7 @@ class DifficultyPools(TaskSampler):
                 "curriculum, pools: low, high and explore are 0 to 1, low at most high, "
                 "half_life above 0"
             )
-        if repeat_after is not None and not repeat_after > 0:
-            raise ConfigError(
-                "curriculum, pools: repeat_after is a number of versions above 0, or none"
-            )
         self._low, self._high, self._half_life, self._explore = low, high, half_life, explore
-        self._repeat_after = repeat_after
         order = list(range(len(tasks)))
         self.random.shuffle(order)
         self._rank = {number: rank for rank, number in enumerate(order)}
@@ -106,32 +96,16 @@ class DifficultyPools(TaskSampler):
         if not self._rank:
             return None
         explores = self.random.random() < self._explore
-        pool = self._pool_by_size() if explores else self._pool_by_weight()
+        shares = [1.0 if explores else self._weights[pool] for pool in WEIGHTS]
+        sizes = [share * self._sizes[pool] for share, pool in zip(shares, WEIGHTS)]
+        if not any(sizes):  # every pool that has tasks has weight 0
+            sizes = [float(self._sizes[pool]) for pool in WEIGHTS]
+        [pool] = self.random.choices([*WEIGHTS], weights=sizes)
         number = self._oldest(pool)
         self._drawn_from["explored" if explores else pool] += 1
-        estimate = self._estimates.setdefault(number, Estimate())
-        estimate.drawn, estimate.drawn_at = self.draws, self._version
+        self._estimates.setdefault(number, Estimate()).drawn = self.draws
         self._push(number)
         return self.tasks[number]
-
-    def _pool_by_weight(self) -> str:
-        weights = dict(self._weights)
-        if self._repeat_after is not None and self._sizes[USEFUL]:
-            # A version of a new run may be lower.
-            age = self._version - self._estimates[self._oldest(USEFUL)].drawn_at
-            if not 0 <= age < self._repeat_after:
-                return USEFUL
-            weights[USEFUL] = 0.0
-        return self._pool_by_size(weights)
-
-    def _pool_by_size(self, weights: Mapping[str, float] | None = None) -> str:
-        sizes = [float(self._sizes[pool]) for pool in WEIGHTS]
-        if weights is not None:
-            weighted = [weights[pool] * size for pool, size in zip(WEIGHTS, sizes)]
-            if any(weighted):  # else every pool that has tasks has weight 0
-                sizes = weighted
-        [pool] = self.random.choices([*WEIGHTS], weights=sizes)
-        return pool
 
     def _oldest(self, pool: str) -> int:
         """The task of a pool that was drawn the longest ago; entries of earlier draws are left out."""
@@ -208,7 +182,7 @@ class DifficultyPools(TaskSampler):
             "drawn_from": dict(self._drawn_from),
             # The pool too: a task stays in its pool until it is looked at.
             "tasks": [
-                [n, e.weight, e.total, e.version, e.drawn, self._pool_of[n], e.drawn_at]
+                [n, e.weight, e.total, e.version, e.drawn, self._pool_of[n]]
                 for n, e in self._estimates.items()
             ],
         }
@@ -217,11 +191,10 @@ class DifficultyPools(TaskSampler):
         self._rest()
         self.draws, self._version = state["draws"], state["version"]
         self._drawn_from = Counter(state["drawn_from"])
-        for number, weight, total, version, drawn, pool, *later in state["tasks"]:
+        for number, weight, total, version, drawn, pool in state["tasks"]:
             if number not in self._rank:
                 continue  # the data set was longer
-            # States of earlier releases lack the version of the draw.
-            self._estimates[number] = Estimate(weight, total, version, drawn, *later)
+            self._estimates[number] = Estimate(weight, total, version, drawn)
             self._sizes[self._pool_of[number]] -= 1
             self._sizes[pool] += 1
             self._pool_of[number] = pool

@@ -81,7 +81,6 @@ def test_a_task_is_unseen_again_when_its_estimate_is_old():
         ({"weights": {"useful": -1}}, "below 0"),
         ({"low": 0.9, "high": 0.1}, "low at most high"),
         ({"half_life": 0}, "half_life above 0"),
-        ({"repeat_after": 0}, "repeat_after is a number of versions above 0"),
     ],
 )
 def test_settings_of_pools_are_checked(settings, message):
@@ -98,8 +97,8 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS, EVENTS, st.sampled_from([{}, {"repeat_after": 2}]))
-def test_a_restored_sampler_goes_on_as_the_old_one(before, after, repeats):
+@given(EVENTS, EVENTS)
+def test_a_restored_sampler_goes_on_as_the_old_one(before, after):
     def follow(sampler, events):
         drawn = []
         for event in events:
@@ -110,7 +109,7 @@ def test_a_restored_sampler_goes_on_as_the_old_one(before, after, repeats):
                 sampler.observe(group(sampler.tasks[number], success, version=version))
         return drawn + [sampler.draw().number for _ in range(12)]
 
-    old, new = (DifficultyPools(rows(8), half_life=3, **repeats) for _ in range(2))
+    old, new = DifficultyPools(rows(8), half_life=3), DifficultyPools(rows(8), half_life=3)
     follow(old, before)
     new.restore(old.state())
     assert follow(new, after) == follow(old, after)
@@ -126,34 +125,3 @@ def test_an_old_estimate_behind_a_newer_one_keeps_its_pool_over_a_restart():
     new.restore(old.state())
     assert old.pool(second.number) == new.pool(second.number) == HARD
     assert new.draw() == old.draw() == first
-
-
-def test_a_useful_task_comes_first_and_once_in_the_versions_of_repeat_after():
-    sampler = DifficultyPools(rows(6), explore=0, repeat_after=2)
-    for n in (0, 1):
-        sampler.observe(group(sampler.tasks[n], 1.0, 0.0, version=5))
-    # Never drawn, so both are due; then the unseen tasks, each once.
-    assert {sampler.draw().number for _ in range(2)} == {0, 1}
-    unseen = [sampler.draw() for _ in range(4)]
-    assert {task.number for task in unseen} == {2, 3, 4, 5}
-    sampler.observe(group(unseen[0], 0.0, version=6))  # a version on: not due
-    assert sampler.draw().number in {task.number for task in unseen[1:]}
-    sampler.observe(group(unseen[1], 0.0, version=7))
-    assert {sampler.draw().number for _ in range(2)} == {0, 1}
-    sampler.observe(group(unseen[2], 0.0, version=0))  # of a new run
-    assert {sampler.draw().number for _ in range(2)} == {0, 1}
-
-
-def test_useful_tasks_that_are_not_due_are_drawn_where_there_is_nothing_else():
-    sampler = DifficultyPools(rows(2), explore=0, repeat_after=9)
-    for task in sampler.tasks:
-        sampler.observe(group(task, 1.0, 0.0))
-    assert sorted(sampler.draw().number for _ in range(6)) == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_state_without_versions_of_draws_is_restored():
-    old, new = DifficultyPools(rows(3)), DifficultyPools(rows(3))
-    old.observe(group(old.draw(), 1.0, 0.0))
-    state = old.state()
-    new.restore({**state, "tasks": [entry[:6] for entry in state["tasks"]]})
-    assert new.state() == state
