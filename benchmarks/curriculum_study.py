@@ -48,7 +48,7 @@ def model_on(session: Any) -> Model:
 
 
 def play_on_policy(
-    policy: Policy, tasks: TaskSet, rows: Sequence[Any], generator: torch.Generator
+    policy: Policy, tasks: TaskSet, rows: Sequence[Any], generator: torch.Generator | None
 ) -> tuple[list[float], list[PolicySession]]:
     """Scores of a rollout of each of ``rows``, and their sessions."""
     sampler = JointSampler(policy, tasks.max_new, generator)
@@ -84,9 +84,11 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bo
 
 
 def held_out_means(policy: Policy, tasks: TaskSet, samples: int) -> list[float]:
-    """Mean score of each held-out task at temperature 1."""
+    """Mean score of each held-out task at temperature 1; with 0 samples that of a greedy reply."""
+    generator = torch.Generator().manual_seed(0) if samples else None
+    samples = max(1, samples)
     rows = [task for task in tasks.held_out for _ in range(samples)]
-    scores, _ = play_on_policy(policy, tasks, rows, torch.Generator().manual_seed(0))
+    scores, _ = play_on_policy(policy, tasks, rows, generator)
     places = range(0, len(scores), samples)
     return [statistics.fmean(scores[place : place + samples]) for place in places]
 
@@ -205,7 +207,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--width", type=int, default=64, help="of the two layers of the model")
     parser.add_argument("--check-every", type=int, default=2, help="steps between scores")
-    parser.add_argument("--samples", type=int, default=1, help="of each held-out task")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="of each held-out task; 0: one greedy reply"
+    )
     parser.add_argument("--out", type=Path, help="jsonl file to which runs are appended")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -49,9 +49,12 @@ class Policy:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[list[int]], max_new: int, generator: torch.Generator
+        self, prompts: Sequence[list[int]], max_new: int, generator: torch.Generator | None
     ) -> list[list[int]]:
-        """A reply to each prompt at temperature 1, with the end token if it came."""
+        """A reply to each prompt, with the end token if it came.
+
+        ``generator``: of samples at temperature 1; None: greedy replies.
+        """
         distinct = sorted({tuple(prompt) for prompt in prompts})  # a group shares its prompt
         which_B = torch.tensor([distinct.index(tuple(prompt)) for prompt in prompts])
         width, pad = max(map(len, distinct)), self.tokenizer.pad_token_id
@@ -68,7 +71,10 @@ class Policy:
         probs_BV, mask_BT = out.logits[which_B, -1].softmax(-1), mask_PT[which_B]
         done, replies = [False] * len(prompts), [[] for _ in prompts]
         for place in range(max_new):
-            chosen = torch.multinomial(probs_BV, 1, generator=generator)  # (B, 1)
+            if generator is None:
+                chosen = probs_BV.argmax(-1, keepdim=True)  # (B, 1)
+            else:
+                chosen = torch.multinomial(probs_BV, 1, generator=generator)  # (B, 1)
             for b, token in enumerate(chosen[:, 0].tolist()):
                 if not done[b]:
                     replies[b].append(token)
@@ -130,7 +136,9 @@ class PolicySession:
 class JointSampler:
     """Samples the next turns of many rollouts at once, when all that go on wait for theirs."""
 
-    def __init__(self, policy: Policy, max_new: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, policy: Policy, max_new: int, generator: torch.Generator | None
+    ) -> None:
         self.policy, self.max_new, self.generator = policy, max_new, generator
         self.waiting: list[tuple[list[int], asyncio.Future[list[int]]]] = []
 
