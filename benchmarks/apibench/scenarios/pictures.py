@@ -1,0 +1,138 @@
+"""A step of groups with pictures: whether small requests wait, and what the server takes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from apibench import servers
+from apibench.calls import Prober
+from apibench.figures import Better, Figure, Section, at_most
+from apibench.flow import POSTERS, Flow
+from apibench.payloads import Body, Encoding, Shape, body, group
+from apibench.processes import warm_page_cache
+from apibench.sizes import Plan
+from atroposlib.utils.metrics import percentile
+from atroposlib.wire.images import with_references
+
+SHAPE = Shape(8, 1024)
+PICTURES = 4  # of a group; every row has all
+PICTURE_BYTES = 10**6  # a PNG, before base64
+POOL = 4  # different groups, posted in turn
+PROBE_S = 0.05  # between two calls
+IDLE_S = 5.0
+BATCH_BYTES = 300 * 10**6  # about
+AHEAD = 3  # batches posted and not yet taken, at most
+_METHOD = (
+    f"{POSTERS} clients post groups of {SHAPE} tokens with {PICTURES} pictures of "
+    f"{PICTURE_BYTES / 1e6:.0f} MB in base64, which all rows of a group share, at most {AHEAD} batches "
+    "ahead of a trainer that claims and acks them in binary. A step is the bytes that were sent: with "
+    "each picture in every row, or once per group. Two other processes ask GET /status and POST "
+    f"/status-env every {PROBE_S * 1e3:.0f} ms; idle is the same before the first post. All processes "
+    "share the cores."
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The way in which the groups of a step are sent."""
+
+    name: str
+    encoding: Encoding
+    once: bool  # a picture is sent once per group
+
+
+FORMS = (
+    Form("whole, JSON", Encoding.JSON, once=False),
+    Form("once, JSON", Encoding.JSON, once=True),
+    Form("once, binary", Encoding.BINARY, once=True),
+)
+
+
+def run(plan: Plan) -> Section:
+    figures = [figure for form in FORMS for figure in _measure(plan, form)]
+    return Section("A step of pictures", _METHOD, tuple(figures))
+
+
+def _measure(plan: Plan, form: Form) -> list[Figure]:
+    kind = servers.ours(source=plan.source)
+    with servers.Server(kind, plan.scratch) as server:
+        bodies = _bodies(form)
+        size = len(bodies[0].data)
+        per_batch = max(1, BATCH_BYTES // size)
+        batches = max(2, round(plan.pictures_gb * 1e9 / (size * per_batch)))
+        [env_id] = server.begin(per_batch * SHAPE.rows, [servers.env(SHAPE.rows)])
+        flow = Flow(
+            server.port,
+            bodies,
+            batches,
+            server.generation,
+            frames=True,
+            groups_per_batch=per_batch,
+            groups_ahead=per_batch * AHEAD,
+            room_bytes=per_batch * size + 2**20,
+        )
+        warm_page_cache(plan.scratch)
+        asked = json.dumps({"env_id": env_id}).encode()
+        status = Prober(server.port, pause_s=PROBE_S)
+        of_env = Prober(server.port, "/status-env", asked, PROBE_S)
+        with status, of_env:
+            time.sleep(IDLE_S)
+            cpu, began = server.usage().cpu_s, time.perf_counter()
+            flow.run()
+            ended = time.perf_counter()
+        cpu, peak = server.usage().cpu_s - cpu, server.peak_rss_bytes()
+    wall, groups = ended - began, batches * per_batch
+    whole = groups * SHAPE.rows * PICTURES * PICTURE_BYTES * 4 / 3
+    more = Better.MORE
+    figures = [
+        Figure(f"sent, {form.name}", "GB", (flow.sent_bytes / 1e9,), better=more),
+        Figure(f"pictures of all rows, {form.name}", "GB", (whole / 1e9,), better=more),
+        Figure(f"groups posted and claimed, {form.name}", "/s", (groups / wall,), better=more),
+        Figure(f"sent, {form.name}", "MB/s", (flow.sent_bytes / wall / 1e6,), better=more),
+        Figure(f"claimed, {form.name}", "MB/s", (flow.taken_bytes / wall / 1e6,), better=more),
+        Figure(f"median post, {form.name}", "ms", (1e3 * percentile(flow.post_s, 0.5),)),
+        Figure(f"CPU, {form.name}", "s/GB sent", (cpu / flow.sent_bytes * 1e9,)),
+        Figure(f"most memory, {form.name}", "MB", (peak / 1e6,)),
+    ]
+    for prober, name in ((status, "GET /status"), (of_env, "POST /status-env")):
+        quiet = prober.during(began - IDLE_S, began)
+        figures += _latencies(f"{name}, idle", quiet, bounded=False)
+        figures += _latencies(
+            f"{name}, {form.name}", prober.during(began, ended), bounded=True
+        )
+    return figures
+
+
+def _latencies(name: str, seconds: list[float], *, bounded: bool) -> list[Figure]:
+    worst = Figure(
+        f"slowest {name}",
+        "ms",
+        (1e3 * max(seconds),),
+        target=at_most(100) if bounded else None,
+    )
+    return [
+        Figure(f"median {name}", "ms", (1e3 * percentile(seconds, 0.5),)),
+        Figure(f"99th percentile {name}", "ms", (1e3 * percentile(seconds, 0.99),)),
+        worst,
+    ]
+
+
+def _bodies(form: Form) -> list[Body]:
+    """Groups whose pictures are random bytes: they do not compress, as those of a PNG."""
+    bodies = []
+    for seed in range(POOL):
+        rng = np.random.default_rng(seed)
+        urls = [
+            "data:image/png;base64," + base64.b64encode(rng.bytes(PICTURE_BYTES)).decode()
+            for _ in range(PICTURES)
+        ]
+        images = [urls] * SHAPE.rows
+        images = with_references(images) if form.once else images
+        made = group(SHAPE, 0, seed) | {"images": images}
+        bodies.append(body(made, form.encoding))
+    return bodies
