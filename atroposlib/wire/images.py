@@ -26,9 +26,8 @@ MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
 MAX_GROUP_BYTES = 2**28  # distinct pictures of a group, decoded from base64
 REFERENCE = "sha256:"
 REFERENCE_CHARACTERS = len(REFERENCE) + 64
-DATA_URLS = (
-    "a picture is a data URL of PNG, JPEG or WebP of at most 8 MB, such as"
-    " data:image/png;base64,iVBOR..."
+_DATA_URLS = (
+    "data URL of PNG, JPEG or WebP of at most 8 MB, such as data:image/png;base64,iVBOR..."
 )
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
 
@@ -70,7 +69,7 @@ def split_pictures(
             if _is_image(part):
                 url = picture_url(part)
                 if not is_picture(url):
-                    raise PictureError(f"{DATA_URLS}; no address is fetched")
+                    raise PictureError(f"a picture is a {_DATA_URLS}; no address is fetched")
                 pictures.append(picture_bytes(url))
                 kept.append({"type": "image"})
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -175,7 +174,7 @@ def picture_bytes(text: Any) -> bytes:
             raise ValueError
         return base64.b64decode(text.rpartition(",")[2], validate=True)
     except ValueError:
-        raise PictureError(DATA_URLS) from None
+        raise PictureError(f"an image is no {_DATA_URLS}") from None
 
 
 def check_images(text: bytes | memoryview) -> None:

@@ -65,7 +65,7 @@ def read(
     for number, line in _lines(path):
         try:
             rows = rows_of(line, f"line {number}")
-        except (ConfigError, PictureError) as error:
+        except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         if any(len(row.tokens) > max_tokens for row in rows):
             corpus.left_out[f"longer than {max_tokens} tokens"] += 1
@@ -203,6 +203,8 @@ def _turn(
         raise ConfigError(
             "the chat template renders earlier turns differently when one follows"
         ) from error
+    except PictureError as error:
+        raise ConfigError(str(error)) from error
     except (TemplateError, ValueError) as error:  # ValueError: there is no template
         raise ConfigError(
             f"the chat template does not take these messages: {error}"
