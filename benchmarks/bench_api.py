@@ -28,7 +28,7 @@ from apibench.scenarios import (
     batches,
     blocking,
     memory,
-    pictures,
+    picture_step,
     posts,
     queue_length,
     scale,
@@ -49,7 +49,7 @@ SCENARIOS: dict[str, Callable[[Plan], Section]] = {
     "memory": memory.run,
     "backlog": backlog.run,
     "scale": scale.run,
-    "pictures": pictures.run,
+    "pictures": picture_step.run,
 }
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from apibench.payloads import FRAMES_TYPE, JSON_TYPE, Body
@@ -177,13 +178,14 @@ class Prober:
 
 def _probe(port: int, path: str, data: bytes | None, pause_s: float, pipe: Any) -> None:
     client = Client(port)
-    asked = ("GET" if data is None else "POST", path, data, {"content-type": JSON_TYPE})
-    client.call(*asked).ok()
+    method, headers = "GET" if data is None else "POST", {"content-type": JSON_TYPE}
+    ask = partial(client.call, method, path, data, headers)
+    ask().ok()
     pipe.send("ready")
     samples = []
     while not pipe.poll():
         began = time.perf_counter()
-        samples.append((began, client.call(*asked).ok().seconds))
+        samples.append((began, ask().ok().seconds))
         time.sleep(pause_s)
     client.close()
     pipe.send(samples)
