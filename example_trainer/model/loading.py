@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,12 +47,13 @@ def load_policy(settings: LoadSettings, world: Ranks | None = None) -> Policy:
 
     def prepare(model: Any) -> None:
         freeze_other_layers(model, settings.train_layer_indices)
+        freeze_by_name(model, settings.freeze or ())
         checkpoint_activations(model, settings)
         if world is not None and settings.trains_adapter:
             adapter.wrap(model, settings)
 
     adapts = world is not None and settings.trains_adapter
-    freezes = adapts or settings.train_layer_indices is not None
+    freezes = adapts or settings.train_layer_indices is not None or bool(settings.freeze)
     return _policy(settings, settings.model_name, world, prepare, freezes=freezes)
 
 
@@ -270,6 +272,27 @@ def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
     model.requires_grad_(False)
     for i in indices:
         layers[i].requires_grad_(True)
+
+
+def freeze_by_name(model: Any, patterns: Sequence[str]) -> None:
+    """Freeze the weights whose names match a pattern.
+
+    Raises ConfigError: a pattern matches no weight, or no weight is left to train.
+    """
+    for pattern in patterns:
+        names = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
+        if not names:
+            known = sorted(
+                {name.rpartition(".layers.")[0] for name, _ in model.named_parameters()}
+            )
+            raise ConfigError(
+                f"freeze {pattern!r}: no weight has such a name; * stands for any text, and"
+                f" layers are below {', '.join(filter(None, known))}"
+            )
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConfigError(f"freeze {list(patterns)}: no weight is left to train")
 
 
 def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
