@@ -19,6 +19,8 @@ from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import OlderThan
 from atroposlib.api.store.sql.run import Admitted
 
+QUICK_SUMS = 4096  # kinds of groups x size of a batch, searched in less than a ms
+
 
 class QueueStats:
     """The latest :class:`StoreStats`, cached until a change; a read serves all waiting calls.
@@ -118,7 +120,10 @@ class QueueStats:
         if rule.policy == "drop" and (oldest := rule.oldest_version) is not None:
             stale = dict(await self._pool.run(self._store.ask, OlderThan(oldest)))
         situation = Situation.of(run, live, self._store.max_bytes, stale, admitted)
-        reason = await self._pool.run(blocked_reason, stats, situation)
+        if len(stats.group_counts) * situation.batch_size <= QUICK_SUMS:
+            reason = blocked_reason(stats, situation)
+        else:
+            reason = await self._pool.run(blocked_reason, stats, situation)
         warnings = starved(stats, situation.batch_size, situation.names)
         warnings += uncommitted(stats, self._store.max_bytes)
         self._reason = (stats, about, reason, warnings)
