@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,8 +45,8 @@ def load_policy(settings: LoadSettings, world: Ranks | None = None) -> Policy:
     """
 
     def prepare(model: Any) -> None:
-        freeze_other_layers(model, settings.train_layer_indices)
-        freeze_by_name(model, settings.freeze or ())
+        frozen.train_only_layers(model, settings.train_layer_indices)
+        frozen.freeze_by_name(model, settings.freeze or ())
         checkpoint_activations(model, settings)
         if world is not None and settings.trains_adapter:
             adapter.wrap(model, settings)
@@ -260,39 +259,6 @@ def load_quietly(name: str, load: Callable[[], V]) -> V:
         raise ConfigError(f"model {name!r} cannot be loaded: {error}") from error
     finally:
         reports.set_verbosity(verbosity)
-
-
-def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
-    """Make only these decoder layers trainable, None: all; ConfigError for an absent layer."""
-    if indices is None:
-        return
-    layers = decoder_layers(model)
-    if wrong := [i for i in indices if not 0 <= i < len(layers)]:
-        raise ConfigError(f"train_layer_indices {wrong}: the model has {len(layers)} layers")
-    model.requires_grad_(False)
-    for i in indices:
-        layers[i].requires_grad_(True)
-
-
-def freeze_by_name(model: Any, patterns: Sequence[str]) -> None:
-    """Freeze the weights whose names match a pattern.
-
-    Raises ConfigError: a pattern matches no weight, or no weight is left to train.
-    """
-    for pattern in patterns:
-        names = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
-        if not names:
-            known = sorted(
-                {name.rpartition(".layers.")[0] for name, _ in model.named_parameters()}
-            )
-            raise ConfigError(
-                f"freeze {pattern!r}: no weight has such a name; * stands for any text, and"
-                f" layers are below {', '.join(filter(None, known))}"
-            )
-        for name in names:
-            model.get_parameter(name).requires_grad_(False)
-    if not any(weight.requires_grad for weight in model.parameters()):
-        raise ConfigError(f"freeze {list(patterns)}: no weight is left to train")
 
 
 def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
