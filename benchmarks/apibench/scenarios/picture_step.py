@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apibench import servers
-from apibench.calls import Prober
+from apibench.calls import Prober, send_all
 from apibench.figures import Better, Figure, Section, at_most
 from apibench.flow import POSTERS, Flow
 from apibench.payloads import Body, Encoding, Shape, body, group
@@ -26,6 +26,7 @@ WHOLE_BYTES = SHAPE.rows * PICTURES * PICTURE_BYTES * 4 // 3  # base64 of all ro
 POOL = 4  # different groups, posted in turn
 PROBE_S = 0.05  # between two calls
 IDLE_S = 5.0
+MACHINE_BYTES = 2 * 10**9
 BATCH_BYTES = 300 * 10**6  # about
 AHEAD = 3  # batches posted and not yet taken, at most
 _METHOD = (
@@ -34,7 +35,8 @@ _METHOD = (
     "ahead of a trainer that claims and acks them in binary. A step is counted as if each row had its "
     "pictures; they are sent so, or once per group. Two other processes ask GET /status and POST "
     f"/status-env every {PROBE_S * 1e3:.0f} ms; idle is the same before the first post. All processes "
-    "share the cores."
+    "share the cores. Machine: the same posts, at most 2 GB, to a bare HTTP server that drops them, "
+    "and GET of 1 kB."
 )
 
 
@@ -104,27 +106,34 @@ def _measure(plan: Plan, form: Form) -> list[Figure]:
         Figure(f"CPU, {form.name}", "s/GB sent", (cpu / flow.sent_bytes * 1e9,)),
         Figure(f"most memory, {form.name}", "MB", (peak / 1e6,)),
     ]
+    machine = _machine_s(plan, bodies, min(groups, MACHINE_BYTES // size))
     for prober, name in ((status, "GET /status"), (of_env, "POST /status-env")):
-        quiet = prober.during(began - IDLE_S, began)
-        figures += _latencies(f"{name}, idle", quiet, bounded=False)
-        figures += _latencies(
-            f"{name}, {form.name}", prober.during(began, ended), bounded=True
-        )
+        figures += _latencies(f"{name}, idle", prober.during(began - IDLE_S, began))
+        figures += _latencies(f"{name}, {form.name}", prober.during(began, ended), machine)
     return figures
 
 
-def _latencies(name: str, seconds: list[float], *, bounded: bool) -> list[Figure]:
-    worst = Figure(
-        f"slowest {name}",
-        "ms",
-        (1e3 * max(seconds),),
-        target=at_most(100) if bounded else None,
-    )
-    return [
-        Figure(f"median {name}", "ms", (1e3 * percentile(seconds, 0.5),)),
-        Figure(f"99th percentile {name}", "ms", (1e3 * percentile(seconds, 0.99),)),
-        worst,
-    ]
+def _machine_s(plan: Plan, bodies: list[Body], count: int) -> list[float]:
+    """Seconds of each small request to a bare server that receives the same posts."""
+    with servers.Server(servers.LIMIT, plan.scratch) as server:
+        with Prober(server.port, "/?1000", pause_s=PROBE_S) as prober:
+            began = time.perf_counter()
+            send_all(server.port, "/", bodies, max(POSTERS, count), POSTERS)
+            ended = time.perf_counter()
+        return prober.during(began, ended)
+
+
+def _latencies(
+    name: str, seconds: list[float], machine_s: list[float] | None = None
+) -> list[Figure]:
+    """Median, 99th percentile and maximum; bounded where the server is busy, beside the machine's."""
+    figures = []
+    for what, share in (("median", 0.5), ("99th percentile", 0.99), ("slowest", 1.0)):
+        limit = () if machine_s is None else (1e3 * percentile(machine_s, share),)
+        bound = at_most(100) if machine_s is not None and share == 1 else None
+        ours = (1e3 * percentile(seconds, share),)
+        figures.append(Figure(f"{what} {name}", "ms", ours, limit=limit, target=bound))
+    return figures
 
 
 def _bodies(form: Form) -> list[Body]:
