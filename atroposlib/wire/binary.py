@@ -50,7 +50,7 @@ from atroposlib.wire.group_arrays import (
     joined_choices,
     without_values,
 )
-from atroposlib.wire.images import LARGE_REST
+from atroposlib.wire.images import IMAGES, LARGE_IMAGES, LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.packing import (
     CHOICES,
@@ -253,7 +253,9 @@ def _rest(values: Array | None) -> dict[str, bytes]:
     # A key that the record does not have is ignored, as in JSON: a newer sender wrote it.
     views = {name: memoryview(raw) for name, raw in members.items() if name in IN_REST}
     texts = {
-        name: bytes(view) if len(view) <= LARGE_REST else cast(bytes, view)
+        name: bytes(view)
+        if len(view) <= (LARGE_IMAGES if name == IMAGES else LARGE_REST)
+        else cast(bytes, view)
         for name, view in views.items()
     }
     return {name: text for name, text in texts.items() if text != b"null"}

@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from atroposlib.errors import InvalidGroup, PictureError
 
 IMAGES = "images"
-# A larger JSON member is only accepted as images, which are texts and are not decoded.
+# A larger JSON member is only accepted as images.
 LARGE_REST = 8 * 2**20  # bytes
+# Larger images are checked as texts: a thread that decodes or copies them holds the interpreter for ms.
+LARGE_IMAGES = 2**18  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10
 MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
@@ -184,7 +187,8 @@ def check_images(text: bytes | memoryview) -> None:
     try:
         for start in range(0, len(text), _CHECKED_BYTES):
             piece = bytes(text[start : start + _CHECKED_BYTES])
-            values += piece.count(b",") + piece.count(b"[")
+            codes = np.frombuffer(piece, np.uint8)
+            values += int(np.count_nonzero((codes == ord(",")) | (codes == ord("["))))
             decoder.decode(piece)
         msgspec.json.decode(text, type=msgspec.Raw)
     except ValueError as error:
