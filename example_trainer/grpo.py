@@ -108,7 +108,7 @@ class Connections:
     reporter: Reporter | None
 
     def report_evaluation(self, evaluation: Evaluation) -> None:
-        """Log an evaluation that ended in the background, and report it to the API."""
+        """Log an evaluation under the step that it is about, and report it to the API."""
         if self.log is not None:
             self.log.log_evaluation(evaluation)
         if self.reporter is not None:
@@ -318,7 +318,7 @@ def _train(
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state, cfg.algorithms)) if client else None
-    evaluation = evaluator.at_start(state, publisher.fleet.urls)
+    evaluator.at_start(state, publisher.fleet.urls)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
@@ -357,8 +357,7 @@ def _train(
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")
         with clock.measure("evaluate"):
-            record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
-        evaluation = {}
+            record |= evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
         if peers.log is not None:
             record |= publisher.fleet.counts() | recovery.take_figures()
             _log_step(peers.log, reporter, state, record, clock)

@@ -97,11 +97,13 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             yield record
 
 
-def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def last_run(
+    lines: Iterable[Mapping[str, Any]], with_start: bool = False
+) -> list[dict[str, Any]]:
     """The steps of the last run in ``lines`` (in file order), with the last line of each step.
 
     Example: steps 1 2 3, resumed from 1, steps 2 3 4 give steps 1 2 3 4. An evaluation of a step
-    that is not there, as of step 0, is left out.
+    that is not there is left out, that of step 0 too unless ``with_start``.
     """
     steps: dict[int, dict[str, Any]] = {}
     run_id: Any = None
@@ -113,6 +115,8 @@ def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             steps = {step: record for step, record in steps.items() if step <= done}
         elif "step" in line:
             steps[int(line["step"])] = dict(line)
+        elif with_start and line.get(EVALUATED) == 0:
+            steps[0] = {"step": 0, **{k: v for k, v in line.items() if k not in NOT_OF_STEP}}
         elif (evaluated := steps.get(line.get(EVALUATED, -1))) is not None:
             evaluated.update({k: v for k, v in line.items() if k not in NOT_OF_STEP})
     return [steps[step] for step in sorted(steps)]

@@ -129,7 +129,10 @@ class RunFiles:
         self._lines = JsonLines(self.run.path / METRICS)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The numbers of each step: of metrics.jsonl, else of the trainer's reports in the index."""
+        """The numbers of each step: of metrics.jsonl, else of the trainer's reports in the index.
+
+        An evaluation before the first step is step 0.
+        """
         if self.run.file(METRICS) is None:
             return indexed_steps(self.index())
         with suppress(OSError, ValueError):
@@ -140,7 +143,7 @@ class RunFiles:
         # Lists of keys are most of a line: a page over many runs has no room for them.
         rows[self._reduced :] = map(numbers_of_step, rows[self._reduced :])
         self._reduced = len(rows)
-        return last_run(rows)
+        return last_run(rows, with_start=True)
 
     def index(self) -> Index | None:
         """The index of rollouts, for reading; None where there is none."""

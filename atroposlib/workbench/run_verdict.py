@@ -41,7 +41,9 @@ def run_verdict(run: RunDirectory, files: RunFiles) -> tuple[Mapping[str, Any], 
             return report.verdict, address
     if run.file(METRICS) is None and run.data == run.path:
         return document_of(data_verdict(run, files)), None
-    steps = files.steps() if run.file(METRICS) else None
+    steps = None
+    if run.file(METRICS):
+        steps = [row for row in files.steps() if row["step"] > 0]  # 0: an evaluation alone
     return document_of(ended_verdict(run.path, steps)), None
 
 

@@ -47,7 +47,8 @@ class Evaluator:
     Args:
         waits: lets a signal end a wait, and shows that the trainer waits.
         place: servers of evaluations in the background; None: the trainer waits for each.
-        report: gets each evaluation that ended in the background, in the trainer's loop.
+        report: gets each evaluation that is logged under a step before, in the trainer's loop:
+            those in the background, and that of the start.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Evaluator:
             cfg.eval_every_epochs, cfg.eval_every_steps, cfg.eval_every_s, time.time()
         )
 
-    def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
-        """Return the metrics before the first step, if the settings request an evaluation.
+    def at_start(self, state: TrainerState, urls: Sequence[str]) -> None:
+        """Evaluate before the first step, if the settings request it; reported as of step 0.
 
         A trainer that was started again first notes what became of earlier evaluations.
         """
@@ -76,8 +77,11 @@ class Evaluator:
         if self._place is not None:
             run_on_rank0(self._world, lambda: self._note_earlier(state))
         if not cfg.eval_at_start or not cfg.evaluates or state.step > 0:
-            return {}
-        return self._evaluate(state, urls, lambda: True)
+            return
+        if self._place is None:
+            run_on_rank0(self._world, lambda: self._report(self._wait_for(state, urls)))
+        else:
+            self._begin_if_due(self._place, state, lambda: True)
 
     def maybe(
         self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
@@ -89,9 +93,17 @@ class Evaluator:
         """
         if not self._cfg.evaluates:
             return {}
-        return self._evaluate(
-            state, urls, lambda: self.frequency.due(epoch_ended, time.time())
-        )
+
+        def due() -> bool:
+            return self.frequency.due(epoch_ended, time.time())
+
+        if self._place is None:
+            return run_on_rank0(
+                self._world,
+                lambda: self._metrics(self._wait_for(state, urls)) if due() else {},
+            )
+        self._begin_if_due(self._place, state, due)
+        return {"eval_failures": float(self.failures)} if self.failures else {}
 
     def finish(self) -> None:
         """Wait for the evaluation that still runs, at most until its bound; training is done."""
@@ -105,33 +117,25 @@ class Evaluator:
             self._running.thread.join(END_S)
             self._running = None
 
-    def _evaluate(
-        self,
-        state: TrainerState,
-        urls: Sequence[str],
-        due: Callable[[], bool],
-    ) -> dict[str, float]:
-        place = self._place
-        if place is None:
-            return run_on_rank0(
-                self._world, lambda: self._wait_for(state, urls) if due() else {}
-            )
-        if run_on_rank0(self._world, lambda: self._begin(place, state, due())):
-            problem = None
-            try:
-                place.export(state)
-            except AtroposError as error:  # a full disk, for example; alike on every rank
-                problem = str(error)
-            if self._running is not None:
-                self._running.start(problem)
-        return {"eval_failures": float(self.failures)} if self.failures else {}
+    def _begin_if_due(
+        self, place: EvaluationPlace, state: TrainerState, due: Callable[[], bool]
+    ) -> None:
+        if not run_on_rank0(self._world, lambda: self._begin(place, state, due())):
+            return
+        problem = None
+        try:
+            place.export(state)
+        except AtroposError as error:  # a full disk, for example; alike on every rank
+            problem = str(error)
+        if self._running is not None:
+            self._running.start(problem)
 
     def _folder(self, step: int) -> Path:
         return Path(self._cfg.save_path).resolve() / FOLDER / f"step_{step}"
 
     # --- shared: the trainer waits --------------------------------------------------------
 
-    def _wait_for(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
+    def _wait_for(self, state: TrainerState, urls: Sequence[str]) -> Evaluation:
         cfg, out, began = self._cfg, self._folder(state.step), time.monotonic()
 
         def wait() -> None:
@@ -147,6 +151,10 @@ class Evaluator:
         except (OSError, ValueError, AtroposError) as error:
             evaluation = evaluation.with_problem(str(error), time.monotonic() - began)
         self._count(evaluation)
+        return evaluation
+
+    def _metrics(self, evaluation: Evaluation) -> dict[str, float]:
+        """Metrics of the step that was evaluated."""
         numbers = {name: n for part in evaluation.parts for name, n in part.metrics().items()}
         return {**numbers, "eval_failures": float(self.failures)}
 

@@ -88,3 +88,15 @@ def test_an_evaluation_that_came_later_belongs_to_its_step(tmp_path):
     assert file.rewind("a", 1) == 1  # step 2; the evaluation of step 1 stays
     assert file.rewind("a", 0) == 2
     file.close()
+
+
+def test_an_evaluation_before_the_first_step_is_step_0_where_it_is_asked_for():
+    lines = [
+        {"run_id": "a", "evaluated_step": 0, "evaluated_version": 0, "eval/exact": 0.1},
+        {"run_id": "a", "step": 1, "reward": 0.5},
+        {"run_id": "a", "evaluated_step": 1, "eval/exact": 0.2},
+    ]
+    first = {"run_id": "a", "step": 1, "reward": 0.5, "eval/exact": 0.2}
+    assert last_run(lines) == [first]
+    start = {"step": 0, "evaluated_version": 0, "eval/exact": 0.1}
+    assert last_run(lines, with_start=True) == [start, first]

@@ -26,6 +26,7 @@ from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.command.run_folder import DATA_FOLDERS
+from atroposlib.utils.tokenizers.loading import tokenizer_of_run
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,8 @@ def _store_and_explorer(
     store: Store, tokenizer: str | None, again: bool = False
 ) -> Iterator[tuple[Store, Explorer]]:
     facts = RunFacts.of(run_of(store.ask(LoadRun())))
+    if tokenizer is None and store.archive is not None:
+        tokenizer = tokenizer_of_run(facts.tokenizer, store.archive)
     facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
     indexer = Indexer(Index(store.archive), store)
     try:

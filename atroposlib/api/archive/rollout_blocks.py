@@ -25,7 +25,7 @@ from atroposlib.api.archive.selection import ChosenRows, row_kinds
 from atroposlib.api.store.sqlite import DATABASE
 from atroposlib.api.store.sqlite.segment_payloads import OpenPayloads
 from atroposlib.errors import ConfigError
-from atroposlib.utils.tokenizers.loading import local_tokenizer
+from atroposlib.utils.tokenizers.loading import local_tokenizer, tokenizer_of_run
 from atroposlib.wire.explore import RolloutRow
 
 NUMBERS = tuple(RolloutRow.__struct_fields__)
@@ -82,7 +82,8 @@ class RunRollouts:
                 f"{folder} has no {DATABASE}, so no texts are here: those of PostgreSQL are read by "
                 "`atropos view postgresql://... --data-dir DIR`"
             )
-        self.text, self.tokenizer = text, tokenizer or self.index.run.tokenizer
+        noted = tokenizer_of_run(self.index.run.tokenizer, folder)
+        self.text, self.tokenizer = text, tokenizer or noted
         self.count = 0  # rollouts so far
         self._groups = groups
         self._texts = (*TEXTS, METADATA) if metadata else TEXTS

@@ -124,6 +124,18 @@ def local_tokenizer(name: str) -> Any:
         return None
 
 
+def tokenizer_of_run(name: str | None, run: Path) -> str | None:
+    """Name of the tokenizer that a run noted, as a path from here where that is one.
+
+    A relative path is one of the folder where the run was started, which lies above its data:
+    without that, texts would be missing for a reader in another folder.
+    """
+    if name is None or Path(name).exists():
+        return name
+    folders = (parent / name for parent in run.resolve().parents)
+    return next((str(folder) for folder in folders if folder.is_dir()), name)
+
+
 def _is_plain(directory: Path) -> bool:
     kind = read_json_file(directory / "tokenizer_config.json").get("tokenizer_class")
     return kind in PLAIN and (directory / "tokenizer.json").is_file()

@@ -13,6 +13,7 @@ import pytest
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
+from example_trainer.run.evaluation import Evaluation
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.state import Stopped, StopSignal
 
@@ -137,10 +138,12 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
 def test_evaluations_follow_their_frequency_and_optionally_run_at_the_start(config):
     calls = [sys.executable, "-c", WRITES, "{version}", "{step}", "", "{out}", "{}"]
     cfg = config(eval_every_steps=2, eval_at_start=True, eval_command=calls)
-    evaluator = Evaluator(cfg, Ranks.single())
-    start = TrainerState("run", 0, 0, None)
-    assert evaluator.at_start(start, [])["eval/step"] == 0.0
-    assert evaluator.at_start(STATE, []) == {}  # a restarted trainer has begun long ago
+    reported: list[Evaluation] = []
+    evaluator = Evaluator(cfg, Ranks.single(), report=reported.append)
+    evaluator.at_start(TrainerState("run", 0, 0, None), [])
+    evaluator.at_start(STATE, [])  # a restarted trainer has begun long ago
+    [start] = reported  # of step 0, so that the evaluation of step 1 does not replace it
+    assert (start.step, start.version, start.metrics()["eval/step"]) == (0, 0, 0.0)
     assert [bool(evaluator.maybe(STATE, False, [])) for _ in range(4)] == [
         *(False, True, False, True)
     ]

