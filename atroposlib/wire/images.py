@@ -21,7 +21,7 @@ from atroposlib.errors import InvalidGroup, PictureError
 IMAGES = "images"
 # A larger JSON member is only accepted as images.
 LARGE_REST = 8 * 2**20  # bytes
-# Larger images are checked as texts: a thread that decodes or copies them holds the interpreter for ms.
+# Larger images are checked as texts: a copy, or decoded values, would hold the interpreter for ms.
 LARGE_IMAGES = 2**18  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10

@@ -82,7 +82,7 @@ class Flow:
                 self._room.release()
 
     def _take(self, client: Client, room: bytearray) -> bool:
-        """Take a batch, if one is ready."""
+        """Take a batch; False if no batch is ready."""
         if not self.frames:
             body = client.call("GET", "/batch", room=room).ok().body
             self.taken_bytes += len(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from atroposlib.api.common.pools import Pool
@@ -120,10 +121,9 @@ class QueueStats:
         if rule.policy == "drop" and (oldest := rule.oldest_version) is not None:
             stale = dict(await self._pool.run(self._store.ask, OlderThan(oldest)))
         situation = Situation.of(run, live, self._store.max_bytes, stale, admitted)
-        if len(stats.group_counts) * situation.batch_size <= QUICK_SUMS:
-            reason = blocked_reason(stats, situation)
-        else:
-            reason = await self._pool.run(blocked_reason, stats, situation)
+        search = partial(blocked_reason, stats, situation)
+        is_quick = len(stats.group_counts) * situation.batch_size <= QUICK_SUMS
+        reason = search() if is_quick else await self._pool.run(search)
         warnings = starved(stats, situation.batch_size, situation.names)
         warnings += uncommitted(stats, self._store.max_bytes)
         self._reason = (stats, about, reason, warnings)

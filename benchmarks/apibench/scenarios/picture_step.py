@@ -137,7 +137,7 @@ def _latencies(
 
 
 def _bodies(form: Form) -> list[Body]:
-    """Groups whose pictures are random bytes: they do not compress, as those of a PNG."""
+    """Groups whose pictures are random bytes, which no compression shortens, as in a PNG."""
     bodies = []
     for seed in range(POOL):
         rng = np.random.default_rng(seed)
