@@ -2,7 +2,7 @@
 
     python scripts/recipes.py calculator --seeds 0 1 2 [--started]
 
-The commands are those in the comment at the head of the recipe: they start once (not with
+The commands stand in the comment at the head of the recipe: the start commands run once (not with
 ``--started``), then the run goes with each seed, into runs/NAME/seed-S. docs/recipes/NAME.json is
 written after each seed, and the gallery shows it. See ``read_recipe`` for the form of the comment.
 """
@@ -36,7 +36,7 @@ class RecipeText:
     name: str
     about: str
     held_out: str  # name of the figure: eval/ENVIRONMENT/METRIC
-    meaning: str  # of the figure, in words
+    meaning: str  # the figure in words
     start: tuple[str, ...]  # commands
     run: str
     on_gpu: str  # the command with what to change for one GPU
