@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ import yaml
 from atroposlib.errors import ConfigError
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
-from example_trainer.launch.clusters import NAMED_BY, ROLES
+from example_trainer.launch.clusters import NAMED_BY, ROLES, label
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, secret_files
 
@@ -130,12 +128,6 @@ def run_label(plan: Plan) -> str:
             f"name={plan.name} is no name in Kubernetes: begin with a letter from a to z"
         )
     return name
-
-
-def label(text: str) -> str:
-    """The text as a name of Kubernetes: lower case letters without accents, digits, dashes."""
-    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
 def _job(

@@ -16,11 +16,11 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.run.background_evaluation import write_record
 from example_trainer.run.evaluation import Evaluation, EvaluationOutcome, read_record
 from example_trainer.run.evaluator import Evaluator
-from tests.trainer.run.background import ASK, background_run
-from tests.trainer.run.test_evaluator import gone
+from tests.trainer.run.evaluation.background import ASK, background_run
+from tests.trainer.run.evaluation.test_evaluator import gone
 from tests.trainer.weights.support.fleets import distance, expected, state
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from example_trainer.run.evaluation import EvaluationOutcome
-from tests.trainer.run.background import HANG, background_run
-from tests.trainer.run.test_evaluator import gone
+from tests.trainer.run.evaluation.background import HANG, background_run
+from tests.trainer.run.evaluation.test_evaluator import gone
 
 
 @pytest.fixture
