@@ -28,6 +28,7 @@ from apibench.scenarios import (
     batches,
     blocking,
     memory,
+    picture_step,
     posts,
     queue_length,
     scale,
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, Callable[[Plan], Section]] = {
     "memory": memory.run,
     "backlog": backlog.run,
     "scale": scale.run,
+    "pictures": picture_step.run,
 }
 
 

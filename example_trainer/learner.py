@@ -26,6 +26,7 @@ from example_trainer.advantage.roles import RoleBaselines
 from example_trainer.data.rows import Row, TrainingBatch, to_rows
 from example_trainer.data.sampling import at_temperature, named_environment
 from example_trainer.distributed.ranks import Ranks
+from example_trainer.losses.teacher_fields import lacking_rows, taught_environments
 from example_trainer.model import loading
 from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState, save_adapter, save_model
@@ -57,11 +58,17 @@ class TrainedModels:
     baselines: RoleBaselines = field(
         default_factory=RoleBaselines
     )  # baselines of ``advantage: role``
+    taught: set[str] = field(
+        default_factory=set
+    )  # environments that have sent a teacher's fields
 
     def prepare(
         self, rows: Sequence[Row], settings: ObjectiveSettings, version: int
     ) -> Prepared:
-        """Rewards of rows to advantages, by these models."""
+        """Rewards of rows to advantages, by these models.
+
+        Raises ConfigError: a loss needs a teacher that an environment does not name.
+        """
         prepared = prepare_parts(
             rows,
             settings,
@@ -71,6 +78,11 @@ class TrainedModels:
             critic=self.critic.model if self.critic else None,
             baselines=self.baselines,
         )
+        for lacking in lacking_rows(prepared.rows, settings, self.taught):
+            prepared.counts["rows_without_teacher"] += lacking.rows
+            if self.policy.world.is_rank0:
+                warn_once(lacking.sentence)
+        self.taught |= taught_environments(prepared.rows)
         return replace(prepared, metrics=self.baselines.metrics())
 
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +37,7 @@ from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback, ref
 INDEX_SHARE = 8  # 1/8 of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # limit for replies being sent; waiting calls return at once
+SWITCH_S = 0.0005
 _LEAST_CONNECTIONS = 4
 _SPARE_FILES = 128  # files in addition to connections: store, logs, threads
 
@@ -62,6 +64,9 @@ def serve(options: argparse.Namespace) -> None:
             require_gate(app), **_settings(options, app.state.service.busy)
         )
         server = ApiServer(config, app)
+        # Threads that parse large posts hold the interpreter for 5 ms at a time by default, and the
+        # event loop needs it several times per request.
+        sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
             # A client may call from the next line on; its call waits, unrefused.

@@ -12,6 +12,7 @@ RULES: tuple[Rule, ...] = (
     p.trainer_silent_in_step,
     p.trainer_silent,
     p.inference_silent,
+    p.teacher_silent,
     q.never_committed,
     q.store_full,
     q.paused_by_operator,
@@ -75,6 +76,7 @@ _IMPLIED = {
         "rollouts-fail",
     ),
     "trainer-silent": ("complete",),
+    "long-generations": ("teacher-silent",),
     "environment-silent": ("complete",),
     "servers-paused": ("inference-silent",),
     "trainer-bound": (

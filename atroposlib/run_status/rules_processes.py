@@ -12,6 +12,7 @@ SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
 CLOCK_S = 5.0
 MANY_CUT = 8  # rollouts; and at least a rollout of each group
+_OF_TEACHER = "the teacher "  # beginning of the wait of an environment
 _OF_LAST = re.compile(r"(\d+) of the last (\d+) groups dropped, (\w+)")
 _ROWS = "correct the rows: the environment's log names the field"
 _OPTION = {
@@ -139,6 +140,19 @@ def inference_silent(e: Evidence) -> Lines:
     return RuleMatch([*words[:3], sent], severity="warning" if others_answer else None)
 
 
+@rule(43, "stuck", "the teacher of an environment does not answer")
+@fix("start its server; a busy one needs fewer requests: a shorter answer, a further server")
+def teacher_silent(e: Evidence) -> Lines:
+    lines = [
+        f"{ev.shown_name(environment)} waits for {wait['on']} ({wait['age_s']:.0f} s)"
+        for environment in e.fresh("env")
+        for wait in environment.get("waits") or ()
+        if str(wait["on"]).startswith(_OF_TEACHER)
+    ]
+    # Groups that still come show a teacher that is slow.
+    return RuleMatch(lines, severity=None if e.idle("groups", ev.SILENT_S) else "waiting")
+
+
 @rule(7, "waiting", "rollouts take long: the servers answer")
 @fix("wait, or bound them: max_tokens of the request, --env.worker_timeout")
 def long_generations(e: Evidence) -> Lines:
@@ -248,7 +262,7 @@ def trainer_bound(e: Evidence) -> Lines:
     )
 
 
-@rule(43, "waiting", "the trainer waits for an evaluation")
+@rule(44, "waiting", "the trainer waits for an evaluation")
 @fix(
     "wait; evaluation: {where: held} or dir lets training go on, evaluation_timeout_s bounds it"
 )

@@ -50,7 +50,7 @@ from atroposlib.wire.group_arrays import (
     joined_choices,
     without_values,
 )
-from atroposlib.wire.images import LARGE_REST
+from atroposlib.wire.images import IMAGES, LARGE_IMAGES, LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.packing import (
     CHOICES,
@@ -89,6 +89,7 @@ _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _NOT_FLAT = (*CHOICES, "routed_experts")
 # fields held in memory, also for a large group
 _HELD = ("seq_lens", "scores", "distill_counts", "rest")
+_COPIED = {IMAGES: LARGE_IMAGES}  # largest text that is copied out of a body
 MAX_DIGITS = 4300  # limit of Python and msgspec for an integer
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -253,7 +254,7 @@ def _rest(values: Array | None) -> dict[str, bytes]:
     # A key that the record does not have is ignored, as in JSON: a newer sender wrote it.
     views = {name: memoryview(raw) for name, raw in members.items() if name in IN_REST}
     texts = {
-        name: bytes(view) if len(view) <= LARGE_REST else cast(bytes, view)
+        name: bytes(view) if len(view) <= _COPIED.get(name, LARGE_REST) else cast(bytes, view)
         for name, view in views.items()
     }
     return {name: text for name, text in texts.items() if text != b"null"}

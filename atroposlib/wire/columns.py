@@ -30,7 +30,7 @@ from atroposlib.wire.group_arrays import (
     joined_choices,
     match_rows,
 )
-from atroposlib.wire.images import IMAGES, LARGE_REST, check_images
+from atroposlib.wire.images import IMAGES, LARGE_IMAGES, check_images
 from atroposlib.wire.messages import (
     MASKED,
     MASKED_LOGPROB,
@@ -168,7 +168,7 @@ def check_rest(columns: Columns) -> None:
     """Reject non-numeric fields whose type or length differs from the record."""
     rows = len(columns.seq_lens)
     for name, text in columns.rest.items():
-        if name == IMAGES and len(text) > LARGE_REST:
+        if name == IMAGES and len(text) > LARGE_IMAGES:
             check_images(text)
             continue
         value = columns.rest_value(name)

@@ -10,21 +10,28 @@ import base64
 import codecs
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from atroposlib.errors import InvalidGroup, PictureError
 
 IMAGES = "images"
-# A larger JSON member is only accepted as images, which are texts and are not decoded.
+# A larger JSON member is only accepted as images.
 LARGE_REST = 8 * 2**20  # bytes
+# Larger images are checked as texts: a copy, or decoded values, would hold the interpreter for ms.
+LARGE_IMAGES = 2**18  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10
 MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
 MAX_GROUP_BYTES = 2**28  # distinct pictures of a group, decoded from base64
 REFERENCE = "sha256:"
 REFERENCE_CHARACTERS = len(REFERENCE) + 64
+_DATA_URLS = (
+    "data URL of PNG, JPEG or WebP of at most 8 MB, such as data:image/png;base64,iVBOR..."
+)
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -40,6 +47,44 @@ def picture_url(part: Any) -> Any:
         return None
     image = part.get("image_url")
     return image.get("url") if isinstance(image, dict) else image
+
+
+def message_has_pictures(message: Mapping[str, Any]) -> bool:
+    """Whether a chat message has a content part of type ``image_url``."""
+    content = message.get("content")
+    return isinstance(content, list) and any(map(_is_image, content))
+
+
+def split_pictures(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Messages whose contents are lists of parts ``text`` and ``image``, and the pictures.
+
+    Raises PictureError: a part is neither a text nor a picture in a data URL.
+    """
+    pictures: list[bytes] = []
+    shown = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        kept = []
+        for part in parts:
+            if _is_image(part):
+                url = picture_url(part)
+                if not is_picture(url):
+                    raise PictureError(f"a picture is a {_DATA_URLS}; no address is fetched")
+                pictures.append(picture_bytes(url))
+                kept.append({"type": "image"})
+            elif isinstance(part, dict) and isinstance(part.get("text"), str):
+                kept.append({"type": "text", "text": part["text"]})
+            else:
+                raise PictureError("a content part is a text or a picture (image_url)")
+        shown.append({**message, "content": kept})
+    return shown, pictures
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def pictures_of(images: Any, row: int) -> list[str]:
@@ -132,10 +177,7 @@ def picture_bytes(text: Any) -> bytes:
             raise ValueError
         return base64.b64decode(text.rpartition(",")[2], validate=True)
     except ValueError:
-        raise PictureError(
-            "an image is no data URL of PNG, JPEG or WebP of at most 8 MB, such as"
-            " data:image/png;base64,iVBOR..."
-        ) from None
+        raise PictureError(f"an image is no {_DATA_URLS}") from None
 
 
 def check_images(text: bytes | memoryview) -> None:
@@ -145,7 +187,8 @@ def check_images(text: bytes | memoryview) -> None:
     try:
         for start in range(0, len(text), _CHECKED_BYTES):
             piece = bytes(text[start : start + _CHECKED_BYTES])
-            values += piece.count(b",") + piece.count(b"[")
+            codes = np.frombuffer(piece, np.uint8)
+            values += int(np.count_nonzero((codes == ord(",")) | (codes == ord("["))))
             decoder.decode(piece)
         msgspec.json.decode(text, type=msgspec.Raw)
     except ValueError as error:

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from apibench.payloads import FRAMES_TYPE, Body
+from apibench.payloads import FRAMES_TYPE, JSON_TYPE, Body
 
 TIMEOUT_S = 300.0
 _READ = 1 << 20
@@ -133,13 +134,20 @@ def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: 
 
 
 class Prober:
-    """A process that asks GET ``path`` all the time, so that a busy client here is not
-    mistaken for a blocked server."""
+    """A process that asks ``path`` all the time, so that a busy client here is not
+    mistaken for a blocked server. GET, or POST with the JSON text ``data``."""
 
-    def __init__(self, port: int, path: str = "/status") -> None:
+    def __init__(
+        self,
+        port: int,
+        path: str = "/status",
+        data: bytes | None = None,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_probe, args=(port, path, theirs), daemon=True)
+        asked = (port, path, data, pause_s, theirs)
+        self._process = context.Process(target=_probe, args=asked, daemon=True)
         self.samples: list[tuple[float, float]] = []  # (begin, seconds)
 
     def __enter__(self) -> Prober:
@@ -168,14 +176,16 @@ class Prober:
         return [s for at, s in self.samples if at + s >= begin and at <= end]
 
 
-def _probe(port: int, path: str, pipe: Any) -> None:
+def _probe(port: int, path: str, data: bytes | None, pause_s: float, pipe: Any) -> None:
     client = Client(port)
-    client.call("GET", path).ok()
+    method, headers = "GET" if data is None else "POST", {"content-type": JSON_TYPE}
+    ask = partial(client.call, method, path, data, headers)
+    ask().ok()
     pipe.send("ready")
     samples = []
     while not pipe.poll():
         began = time.perf_counter()
-        samples.append((began, client.call("GET", path).ok().seconds))
-        time.sleep(_PAUSE_S)
+        samples.append((began, ask().ok().seconds))
+        time.sleep(pause_s)
     client.close()
     pipe.send(samples)

@@ -41,6 +41,14 @@ def _one(pid: int) -> Usage:
     return Usage(max(ticks, _threads_s(pid)), rss, _bytes_written(pid))
 
 
+def peak_rss_bytes(pid: int) -> int:
+    """The most memory that ``pid`` itself had resident at a time."""
+    for line in (_PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def _bytes_written(pid: int) -> int:
     for line in (_PROC / str(pid) / "io").read_text().splitlines():
         if line.startswith("write_bytes:"):

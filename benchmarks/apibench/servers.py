@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from apibench.calls import Client, Refused
-from apibench.processes import Usage, usage
+from apibench.processes import Usage, peak_rss_bytes, usage
 from atroposlib.processes import free_port
 
 HERE = Path(__file__).resolve().parents[1]
@@ -143,6 +143,10 @@ class Server:
     def usage(self) -> Usage:
         assert self._process is not None
         return usage(self._process.pid)
+
+    def peak_rss_bytes(self) -> int:
+        assert self._process is not None
+        return peak_rss_bytes(self._process.pid)
 
     def client(self) -> Client:
         """A connection that is closed with the server."""

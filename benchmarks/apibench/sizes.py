@@ -30,6 +30,7 @@ class Plan:
     buffer_lengths: tuple[int, ...] = (100, 1_000)
     memory_groups: int = 128
     backlog_gb: float = 0.5  # posts queued at once
+    pictures_gb: float = 1.0  # base64 of the pictures of a step, of all rows
     posters: tuple[int, ...] = (64, 1000, 4000)
     post_seconds: float = 12.0
     scale_stores: tuple[str, ...] = ("sqlite",)
@@ -51,6 +52,7 @@ FULL = Plan(
     buffer_lengths=(100, 1_000, 3_000),
     memory_groups=256,
     backlog_gb=5.0,
+    pictures_gb=25.0,
     scale_stores=("sqlite", "2 replicas, PostgreSQL"),
 )
 
@@ -70,6 +72,7 @@ SMOKE = Plan(
     buffer_lengths=(10, 20),
     memory_groups=8,
     backlog_gb=0.02,
+    pictures_gb=0.5,
     posters=(16,),
     scale_stores=("sqlite", "2 replicas, PostgreSQL"),
     post_seconds=1.0,

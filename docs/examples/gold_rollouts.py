@@ -4,7 +4,8 @@
     atropos train sft --model smollm2 --train-file gold.jsonl --save-path runs/forms
 
 The number of rollouts, then names of environments, each with its settings. The tasks are never
-held-out ones of a run with the same ``eval_fraction``, at any seed.
+held-out ones of a run with the same ``eval_fraction``, at any seed. ``--other`` gives each task the
+last reply of another, so that the form of replies is taught, and not what is right.
 """
 
 import asyncio
@@ -16,25 +17,35 @@ from atroposlib.envs.function_env.card import examples
 from atroposlib.envs.function_env.data import load as load_tasks, split_held_out
 
 
-async def gold_rollouts(name: str, settings: dict[str, str], count: int) -> list[str]:
+async def gold_rollouts(
+    name: str, settings: dict[str, str], count: int, other: bool
+) -> list[str]:
     env_cls = load(name)
     config = env_cls.env_config_cls(**settings, gold_examples=count - 1)
     rows = await load_tasks(env_cls.definition.dataset, config, env=name, split="train")
     trained, _ = split_held_out(rows, config.eval_fraction)
     found = await examples(env_cls, [rows[i] for i in trained], config)
-    return [json.dumps({"messages": one.messages}) for one in found]
+    replies = [one.messages[-1] for one in found]
+    if other:
+        replies = [*replies[1:], replies[0]]
+    return [
+        json.dumps({"messages": [*one.messages[:-1], reply]})
+        for one, reply in zip(found, replies)
+    ]
 
 
 async def main(count: str, *words: str) -> None:
     settings: dict[str, dict[str, str]] = {}
     for word in words:
+        if word == "--other":
+            continue
         key, is_setting, value = word.partition("=")
         if is_setting:
             settings[[*settings][-1]][key] = value
         else:
             settings[word] = {}
     for name, given in settings.items():
-        print("\n".join(await gold_rollouts(name, given, int(count))))
+        print("\n".join(await gold_rollouts(name, given, int(count), "--other" in words)))
 
 
 if __name__ == "__main__":

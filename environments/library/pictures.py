@@ -160,11 +160,15 @@ def is_right(task, reply):
     return answer.lower() == task["answer"]
 
 
+def gold(task):
+    return task["answer"] if task.get("plain") else f"<answer>{task['answer']}</answer>"
+
+
 CARD = Card(
     "multimodal",
     data="drawn on the spot; digits: UCI test set in scikit-learn",
     licence="MIT; CC BY 4.0",
-    gold=lambda task: f"<answer>{task['answer']}</answer>",
+    gold=gold,
     extras="a server that takes pictures; `digits` for `--env.source digits`",
 )
 

@@ -248,9 +248,10 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
     """Logprobs of the reference, or the environment's where a row has ``ref_logprobs``."""
     missing = [row for row in rows if row.ref_logprobs is None]
     if missing and reference is None:
+        names = ", ".join(sorted({row.environment or "unnamed" for row in missing}))
         raise ConfigError(
-            "kl_coef needs a reference model, but none was loaded and rows come without"
-            " ref_logprobs"
+            f"environment {names}: kl_coef needs a reference model, but none was loaded and rows"
+            " come without ref_logprobs"
         )
     scored = iter(reference.trained_logprobs(missing) if reference and missing else [])
     return [

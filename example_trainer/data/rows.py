@@ -289,7 +289,7 @@ def _behaviour_logprobs(
             return [MASKED_LOGPROB] * len(labels)
         raise InvalidGroup(
             "inference_logprobs",
-            f" of group {key}",
+            f" of group {key} of environment {sampling.named_environment(group) or 'unnamed'}",
             "missing. The loss compares the policy with the one that sampled, so every"
             " trained token needs its logprob: set server_type: vllm (or sglang, trl) in"
             " the environment's server config and sample through managed_server, or train text"

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
 from atroposlib.settings.merge import Settings
-from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import plugins
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
@@ -32,7 +31,7 @@ from atroposlib.wire.messages import NEUTRAL_PENALTIES
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.servers import choose_engine, require_engine
-from example_trainer.settings.algorithms import KEY
+from example_trainer.launch.teachers.section import TeacherSection
 from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
@@ -89,6 +88,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
         lambda: roles.store_of(plan),
         lambda: _require_plugins(plan, named_plugins(cfg)),
         lambda: require_model(cfg.model_name),
+        *(partial(_require_teacher, own) for own in plan.teachers.values()),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
         ],
@@ -109,7 +109,13 @@ def _settings_problems(plan: Plan, on_cluster: bool = False) -> Iterator[str]:
     yield from roles.evaluation_problems(plan, on_cluster)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
-    yield from _algorithm_problems(plan, cfg.algorithms)
+    yield from roles.algorithm_problems(plan, cfg.algorithms)
+    yield from roles.teaching_problems(plan)
+
+
+def _require_teacher(own: TeacherSection) -> None:
+    require_engine(choose_engine(own.engine), own.python)
+    require_model(own.model)
 
 
 def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
@@ -198,28 +204,6 @@ def _penalty_problems(plan: Plan) -> Iterator[str]:
                     )
 
 
-def _algorithm_problems(plan: Plan, algorithms: Iterable[str]) -> Iterator[str]:
-    """Algorithms of environments that the plan does not start.
-
-    A command may register any name.
-    """
-    if any(wanted.command is not None for wanted in plan.environments):
-        return
-    names = [
-        roles.name_in_algorithms(plan, number) for number in range(len(plan.environments))
-    ]
-    places = trainer_settings(plan)[0].places
-    for name in algorithms:
-        if name in names:
-            continue
-        above = f"{KEY}.{name}"
-        place = next((places[key] for key in places if key.startswith(f"{above}.")), above)
-        yield (
-            f"{place}: this run has no environment {name}{did_you_mean(name, names)} (there are:"
-            f" {', '.join(names)})"
-        )
-
-
 def is_sum(total: int, sizes: Iterable[int]) -> bool:
     """Whether groups of these sizes, of each any number, have ``total`` sequences together."""
     reachable = 1  # bit n: n sequences can be made
@@ -246,6 +230,7 @@ def _port_problems(plan: Plan) -> Iterator[str]:
     ports = {"api.port": plan.api.port}
     for index in range(plan.inference.count if first else 0):
         ports[f"inference.port {first} + {index}"] = first + index
+    ports |= {f"teachers.{name}.port": own.port for name, own in plan.teachers.items()}
     for name, port in ports.items():
         if reason := port_problem(port):
             yield f"{name}: port {port} of 127.0.0.1 is not free ({reason})"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from atroposlib.settings.sentences import did_you_mean
+from example_trainer.settings.section import PlanSection
 
-ROLES = ("api", "inference", "environment", "trainer")
+ROLES = ("api", "inference", "teacher", "environment", "trainer")
 # The published fields of PodSpec, Container and Volume, v1 of Kubernetes 1.35.
 POD_FIELDS = (
     "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig "
@@ -48,10 +49,6 @@ NAMED_BY = {
 }
 
 
-class PlanSection(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
 class KubernetesSection(PlanSection):
     """Settings of Kubernetes: of the pods in the JobSet that is written."""
 
@@ -66,14 +63,14 @@ class KubernetesSection(PlanSection):
     )
     resources: dict[str, dict[str, str | int | float | None]] = Field(
         {},
-        description="of each pod of a role (api, inference, environment, trainer), such as"
+        description="of each pod of a role (api, inference, teacher, environment, trainer), such as"
         " {api: {cpu: 0.5, memory: 16Gi}}; null removes one of the launcher's",
     )
     gpu: str = Field("nvidia.com/gpu", description="resource name of a GPU")
     pod: dict[str, Any] = Field(
         {},
         description="fields of every pod, such as nodeSelector and volumes, merged into the"
-        " launcher's; `containers` named by role (api, inference, environment, trainer) are of"
+        " launcher's; `containers` named by role (api, inference, teacher, environment, trainer) are of"
         " the pods of that role; null removes a field",
     )
     container: dict[str, Any] = Field(
@@ -81,7 +78,7 @@ class KubernetesSection(PlanSection):
         description="fields of the container of every role, such as securityContext, env, envFrom"
         " and volumeMounts, merged alike",
     )
-    await_end: list[Literal["api", "inference", "environment", "trainer"]] = Field(
+    await_end: list[Literal["api", "inference", "teacher", "environment", "trainer"]] = Field(
         ["api", "trainer"],
         description="roles whose pod is replaced only when it has ended for certain: on a lost"
         " node that is when its Node object is removed; pods of the other roles are replaced"
@@ -151,7 +148,7 @@ class RaySection(PlanSection):
 
     resources: dict[str, dict[str, float | None]] = Field(
         {},
-        description="of each process of a role (api, inference, environment, trainer), such as"
+        description="of each process of a role (api, inference, teacher, environment, trainer), such as"
         " {trainer: {CPU: 16, memory: 64e9}}; else one CPU, and GPUs as the role needs them; null"
         " removes one",
     )

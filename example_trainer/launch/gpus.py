@@ -1,8 +1,8 @@
 """The GPUs of a machine, shared out between the processes of a local run.
 
-    servers the first GPUs, the trainer the next; with too few both use the same, by shares
+    servers the first GPUs, teachers the next, then the trainer; with too few they share some
 
-Values in the plan are kept: ``inference.first_gpu``, ``inference.memory_share``,
+Values in the plan are kept: ``first_gpu`` and ``memory_share`` of servers and teachers,
 ``trainer.gpus``, and CUDA_VISIBLE_DEVICES in ``inference.env`` or ``trainer.env``. A job of a
 cluster sees only its own GPUs, and shares nothing.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +25,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA, ROCm, CUDA under Windows
 # Of the memory of a GPU that a server shares with the trainer; an engine alone takes 0.9.
 SHARED = 0.4
+ALONE = 0.9
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class GpuShares:
     trainer: str | None = None
     memory_share: float | None = None  # share of each GPU of a server; None: engine's default
     lines: tuple[str, ...] = ()  # printed at the beginning of the run
+    # Of each teacher by name: its GPUs, and its share of each.
+    teachers: Mapping[str, tuple[str | None, float | None]] = field(default_factory=dict)
 
 
 def may_have_gpus() -> bool:
@@ -64,11 +67,16 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
         ConfigError: there are fewer GPUs than the servers or the ranks need.
     """
     wanted, count = plan.inference, servers_of(plan)
-    as_named = GpuShares((None,) * count, plan.trainer.gpus, wanted.memory_share)
+    unshared = {name: (None, own.memory_share) for name, own in plan.teachers.items()}
+    as_named = GpuShares(
+        (None,) * count, plan.trainer.gpus, wanted.memory_share, teachers=unshared
+    )
     if not visible:
         return as_named
     of_servers = _gpus_of_servers(plan, visible)
-    of_trainer = [] if trainer_on_cpu else _gpus_of_trainer(plan, visible, of_servers)
+    of_teachers = _gpus_of_teachers(plan, visible, of_servers)
+    taken = [*of_servers, *(gpu for own in of_teachers.values() for gpu in own)]
+    of_trainer = [] if trainer_on_cpu else _gpus_of_trainer(plan, visible, taken)
     size = wanted.tensor_parallel
     servers: tuple[str | None, ...] = as_named.servers
     if VARIABLE not in wanted.env:
@@ -76,12 +84,33 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
         servers = tuple(",".join(part) for part in parts)
     trainer = ",".join(of_trainer) or None
     both = sorted(set(of_servers) & set(of_trainer))
-    share = wanted.memory_share
+    share = wanted.memory_share or share_of(of_servers, taken, of_trainer)
     lines = [f"GPUs: inference {', '.join(of_servers)}; trainer {trainer or 'none'}"]
-    if both and share is None:
-        share = SHARED
-        lines.append(_about_shares(plan, both))
-    return GpuShares(servers, trainer, share, tuple(lines))
+    if both and share is not None and wanted.memory_share is None:
+        lines.append(_about_shares(plan, both, share))
+    teachers = {}
+    for name, own in of_teachers.items():
+        section = plan.teachers[name]
+        part = section.memory_share or share_of(own, taken, of_trainer)
+        shown = None if VARIABLE in section.env else ",".join(own)
+        teachers[name] = (shown, part)
+        of_memory = "" if part is None else f", {part:.0%} of the memory"
+        lines.append(f"GPUs: teacher {name} {', '.join(own)}{of_memory}")
+    return GpuShares(servers, trainer, share, tuple(lines), teachers)
+
+
+def share_of(
+    own: Sequence[str], of_servers: Sequence[str], of_trainer: Sequence[str]
+) -> float | None:
+    """The share of a server in the memory of its GPUs; None: it has them alone.
+
+    Args:
+        of_servers: GPUs of all servers and teachers, a GPU as often as it is used.
+    """
+    users = max((of_servers.count(gpu) for gpu in own), default=1)
+    if set(own) & set(of_trainer):
+        return min(SHARED, 0.5 / users)
+    return None if users == 1 else ALONE / users
 
 
 def servers_of(plan: Plan) -> int:
@@ -110,6 +139,30 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
     return part
 
 
+def _gpus_of_teachers(
+    plan: Plan, visible: Sequence[str], of_servers: Sequence[str]
+) -> dict[str, list[str]]:
+    """GPUs of each teacher: as named, else the next free GPUs, else the first."""
+    taken, parts = {*of_servers, *_named_for_trainer(plan)}, {}
+    for name, section in plan.teachers.items():
+        needed = section.tensor_parallel
+        if VARIABLE in section.env:
+            part = _names_of(section.env[VARIABLE])
+        elif section.first_gpu is not None:
+            part = list(visible[section.first_gpu : section.first_gpu + needed])
+        else:
+            free = [gpu for gpu in visible if gpu not in taken]
+            part = (free if len(free) >= needed else list(visible))[:needed]
+        if len(part) < needed:
+            raise ConfigError(
+                f"teachers.{name}.tensor_parallel={needed} needs {needed} GPUs from"
+                f" first_gpu={section.first_gpu or 0} on, and {len(visible)} are visible"
+            )
+        parts[name] = part
+        taken |= {*part}
+    return parts
+
+
 def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -> list[str]:
     """GPUs of the ranks: as named, else the next after the servers', else the last GPUs."""
     if named := _named_for_trainer(plan):
@@ -132,11 +185,11 @@ def _names_of(gpus: str) -> list[str]:
     return [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
 
 
-def _about_shares(plan: Plan, both: Sequence[str]) -> str:
+def _about_shares(plan: Plan, both: Sequence[str], share: float) -> str:
     where = f"server and trainer share GPU {', '.join(both)}"
     if choose_engine(plan.inference.engine) == "local":
         return f"{where}: another one for the trainer is faster (trainer.gpus)"
     return (
-        f"{where}: the server takes {SHARED:.0%} of its memory (inference.memory_share), the"
+        f"{where}: the server takes {share:.0%} of its memory (inference.memory_share), the"
         " trainer what is left (trainer.settings.max_tokens_per_microbatch)"
     )

@@ -41,12 +41,16 @@ FILES = "/etc/atropos"  # folder of the Secret in every pod
 AGAIN = 75  # the trainer was stopped and has saved
 LOST_NODE_S = 30  # after which Kubernetes deletes the pods of a node that it does not reach
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-PORTS = {"api": 8000, "inference": 9001}  # a pod has an address of its own
+PORTS = {"api": 8000, "inference": 9001, "teacher": 9001}  # a pod has an address of its own
 # Paths that answer while the process lives. The API's /health is of its database as well, and a
 # database that is away is no reason to start the API again.
-ALIVE = {"api": "/ui/", "inference": "/health"}
+ALIVE = {"api": "/ui/", "inference": "/health", "teacher": "/health"}
 PROBE_S = 10  # between two questions whether a process lives
-SILENT_S = {"api": 120, "inference": 300}  # after which a process counts as hung
+SILENT_S = {
+    "api": 120,
+    "inference": 300,
+    "teacher": 300,
+}  # after which a process counts as hung
 API_STARTS_S = 900  # bound of the start of the API, which reads its queue
 DEFAULT_RESOURCES: dict[str, dict[str, Any]] = {
     "api": {"cpu": 4, "memory": "16Gi"},
@@ -93,6 +97,10 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         _job(plan, "api", "api", 1, plan.restarts),
         _job(plan, "inference", "inference", servers, plan.restarts, index, gpus["inference"]),
     ]
+    for number, (teacher, section) in enumerate(plan.teachers.items()):
+        own, words = label(f"teacher-{teacher}"), ("--index", str(number))
+        needed = roles.gpus_of_server(section)
+        jobs.append(_job(plan, own, "teacher", 1, plan.restarts, words, needed))
     for number, wanted in enumerate(plan.environments):
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
         words = ("--index", str(number))
@@ -242,9 +250,14 @@ def _container(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict
     probes: dict[str, Any] = {}
     # Pods in the network of their node may meet there, and take ports that are free.
     if role in PORTS and not plan.k8s.pod.get("hostNetwork"):
-        port = (plan.api.port if role == "api" else plan.inference.port) or PORTS[role]
+        port = {"api": plan.api.port, "inference": plan.inference.port}.get(role) or PORTS[
+            role
+        ]
+        servers = (plan.inference, *plan.teachers.values())
+        starts_s = (
+            API_STARTS_S if role == "api" else max(own.ready_within_s for own in servers)
+        )
         env.append({"name": "ATROPOS_POD_PORT", "value": str(port)})
-        starts_s = API_STARTS_S if role == "api" else plan.inference.ready_within_s
         probes = {
             name: {
                 "httpGet": {"path": ALIVE[role], "port": port},

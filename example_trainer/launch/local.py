@@ -328,11 +328,14 @@ def processes(
     """Return every process. All but the trainer, the last, may be restarted by hand."""
     first, count = plan.inference.port, plan.inference.count
     servers = count + roles.needs_evaluation_server(plan)
-    wanted_ports = (plan.api.port, *(first and first + i for i in range(servers)))
-    ports = [port or free_port() for port in wanted_ports]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    of_servers = (first and first + i for i in range(servers))
+    of_teachers = (section.port for section in plan.teachers.values())
+    ports = [port or free_port() for port in (plan.api.port, *of_servers, *of_teachers)]
+    every_url = [f"http://127.0.0.1:{port}" for port in ports]
+    urls, teacher_urls = every_url[: 1 + servers], every_url[1 + servers :]
     evaluation = urls[1 + count] if servers > count else None
-    at = Endpoints(urls[0], tuple(urls[1 : 1 + count]), evaluation=evaluation)
+    named = dict(zip(plan.teachers, teacher_urls))
+    at = Endpoints(urls[0], tuple(urls[1 : 1 + count]), None, evaluation, named)
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:
@@ -358,6 +361,14 @@ def processes(
         bound_s = plan.inference.ready_within_s
         name = f"inference-{i}" if is_announced else EVALUATION
         specs.append(spec(name, command, f"{url}/health", bound_s))
+    for number, (name, url) in enumerate(named.items()):
+        own_gpus, share = shares.teachers.get(name, (None, None))
+        port = ports[1 + servers + number]
+        command = roles.teacher(
+            plan, served, python, number, here, port, gpus=own_gpus, memory_share=share
+        )
+        bound_s = plan.teachers[name].ready_within_s
+        specs.append(spec(f"teacher-{name}", command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):
         for copy in range(wanted.count):
             name = roles.environment_name(plan, number)

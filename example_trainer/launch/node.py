@@ -53,6 +53,7 @@ from example_trainer.launch.local import GRACE_S, RestartPolicy
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints, gpus_of
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
+from example_trainer.launch.teachers.wiring import teachers_named
 from example_trainer.state import end
 
 PR_SET_PDEATHSIG = 1
@@ -293,8 +294,17 @@ def command_of(
             announced=host,
             memory_share=plan.inference.memory_share,
         )
+    if role == "teacher":
+        name, section = list(plan.teachers.items())[index]
+        port = int(env.get(PORT) or section.port or free_port())
+        announce(plan, host, port, of=f"teacher-{name}")
+        share = section.memory_share
+        return roles.teacher(
+            plan, served, python, index, everywhere, port, announced=host, memory_share=share
+        )
     at = endpoints(plan, file)
     if role == "environment":
+        at = replace(at, teachers=published_teachers(plan, index))
         if roles.needs_servers(plan.environments[index]):
             at = replace(at, inference=listed_servers(plan, at))
         return roles.environment(plan, served, python, index, at, copy_of(env))
@@ -307,8 +317,8 @@ def copy_of(env: Mapping[str, str]) -> str:
     return next((env[name] for name in COPIES if name in env), "0")
 
 
-def announce(plan: Plan, host: str, port: int) -> None:
-    write_whole(plan.launched / ENDPOINTS / "api", f"http://{host}:{port}\n")
+def announce(plan: Plan, host: str, port: int, of: str = "api") -> None:
+    write_whole(plan.launched / ENDPOINTS / of, f"http://{host}:{port}\n")
 
 
 def endpoints(
@@ -321,6 +331,25 @@ def endpoints(
         return Endpoints(url, api_file=file) if url else None
 
     return _await_file(plan, "the address of the API", read, sleep)
+
+
+def published_teachers(
+    plan: Plan, number: int, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, str]:
+    """Return the addresses of an environment's teachers, once each has published its own.
+
+    A script gets the file, which it reads again after a failure; a command gets the address.
+    """
+    wanted, addresses = plan.environments[number], {}
+    for name in teachers_named(wanted):
+        file = plan.launched / ENDPOINTS / f"teacher-{name}"
+
+        def read(file: Path = file) -> str | None:
+            return file.read_text(encoding="utf-8").strip() if file.exists() else None
+
+        url = _await_file(plan, f"the address of the teacher {name}", read, sleep)
+        addresses[name] = url if wanted.command is not None else file.as_uri()
+    return addresses
 
 
 def listed_servers(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import (
     BaseModel,
@@ -39,11 +39,13 @@ from atroposlib.settings.merge import (
 from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command.run_folder import DATA_FOLDER
 from example_trainer.launch.areal.options import is_areal, read_areal
-from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
+from example_trainer.launch.clusters import KubernetesSection, RaySection
 from example_trainer.launch.servers import choose_engine
+from example_trainer.launch.teachers.section import InferenceSection, TeacherSection
 from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.environment_keys import in_environments
+from example_trainer.settings.section import PlanSection
 from example_trainer.state import end
 
 
@@ -53,53 +55,6 @@ class ApiSection(PlanSection):
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
     data: str = Field(DATA_FOLDER, description="folder of its data, below out")
     args: list[str] = Field([], description="more arguments of run-api")
-    env: dict[str, str] = Field({}, description="environment variables")
-
-
-class InferenceSection(PlanSection):
-    """Inference servers, all alike."""
-
-    engine: Literal["auto", "local", "vllm", "sglang"] = Field(
-        "auto", description="auto: vllm where it is installed, else the local server"
-    )
-    count: int = Field(1, ge=1, description="servers")
-    min_ready: int | None = Field(
-        None,
-        ge=1,
-        description="servers that a run waits for before it begins (default: count)",
-    )
-    model: str | None = Field(
-        None, description="what they start with (default: the trainer's)"
-    )
-    port: int = Field(
-        0, ge=0, le=65535, description="of the first server, the others follow; 0: any free"
-    )
-    tensor_parallel: int = Field(1, ge=1, description="GPUs of each server")
-    first_gpu: int | None = Field(
-        None,
-        ge=0,
-        description="servers of a local run take the GPUs from this one on (default: the first)",
-    )
-    memory_share: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="of each GPU (default: the engine's, or 0.4 of one that the trainer uses too)",
-    )
-    float32_head: bool | None = Field(
-        None,
-        description="logits in float32, whose rounding to bfloat16 is most of the distance to the"
-        " trainer (default: vllm; sglang converts its whole head in each step for it)",
-    )
-    max_model_len: int | None = Field(None, ge=2, description="tokens of prompt and answer")
-    dtype: str | None = Field(None, description="of the products (default: the engine's)")
-    python: str | None = Field(
-        None,
-        description="interpreter of an environment with the engine, perhaps without this package:"
-        " weights then go through the disk (default: the launcher's)",
-    )
-    ready_within_s: float = Field(900.0, gt=0, description="bound of the start")
-    args: list[str] = Field([], description="more arguments of each server")
     env: dict[str, str] = Field({}, description="environment variables")
 
 
@@ -114,7 +69,7 @@ class EnvironmentSection(PlanSection):
     command: list[str] | None = Field(
         None,
         description="any other program and its arguments; {api_url}, {inference_url},"
-        " {inference_urls} (commas), {model}, {python} and {out} are filled in",
+        " {inference_urls} (commas), {teachers.NAME}, {model}, {python} and {out} are filled in",
     )
     args: list[str] = Field([], description="more arguments of the script")
     config: dict[str, Any] = Field(
@@ -160,6 +115,7 @@ class SlurmSection(PlanSection):
     environments: SbatchOptions = Field(
         DEFAULT_OPTIONS["environments"], description="of each environment's job"
     )
+    teachers: SbatchOptions = Field({}, description="of each teacher's job")
     trainer: SbatchOptions = Field(
         DEFAULT_OPTIONS["trainer"], description="of the trainer's job"
     )
@@ -184,7 +140,7 @@ class SlurmSection(PlanSection):
     srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
     container: dict[str, list[str]] = Field(
         {},
-        description="words in front of the command of a role (api, inference, environment,"
+        description="words in front of the command of a role (api, inference, teacher, environment,"
         " trainer), such as [apptainer, exec, --nv, a.sif]",
     )
     python: str = Field("python", description="interpreter on the nodes, after setup")
@@ -213,6 +169,11 @@ class Plan(PlanSection):
     )
     inference: InferenceSection = Field(
         InferenceSection.model_validate({}), description="section of the servers"
+    )
+    teachers: dict[str, TeacherSection] = Field(
+        {},
+        description="servers of fixed weights by name, such as {big: {model: Qwen/Qwen3-8B}}, for"
+        " env.teacher: {base_url: big} of environments",
     )
     environments: list[EnvironmentSection] = Field(
         min_length=1, description="a list of environments"
@@ -282,6 +243,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "run": Plan,
     "api": ApiSection,
     "inference": InferenceSection,
+    "teachers": TeacherSection,
     "environments": EnvironmentSection,
     "trainer": TrainerSection,
     "slurm": SlurmSection,

@@ -23,16 +23,22 @@ class Part:
 
 def parts(plan: Plan) -> list[Part]:
     """Return every process in the order of the bundles."""
-    gpus, processes = roles.gpus_of(plan), list[Part]()
+    of_roles, processes = roles.gpus_of(plan), list[Part]()
 
-    def add(role: str, name: str, index: int = 0) -> None:
-        amounts = {"CPU": 1, "GPU": gpus.get(role), **plan.ray.resources.get(role, {})}
+    def add(role: str, name: str, index: int = 0, gpus: int = 0) -> None:
+        amounts = {
+            "CPU": 1,
+            "GPU": gpus or of_roles.get(role),
+            **plan.ray.resources.get(role, {}),
+        }
         resources = {key: float(value) for key, value in amounts.items() if value}
         processes.append(Part(name, role, ("--role", role, "--index", str(index)), resources))
 
     add("api", "api")
     for i in range(plan.inference.count):
         add("inference", f"inference-{i}", i)
+    for i, (teacher, section) in enumerate(plan.teachers.items()):
+        add("teacher", f"teacher-{teacher}", i, roles.gpus_of_server(section))
     for i, wanted in enumerate(plan.environments):
         name = f"env-{i}-{roles.environment_name(plan, i)}"
         for copy in range(wanted.count):

@@ -11,14 +11,15 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.references import VARIABLE, with_variables
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.command.startup import SEAT
@@ -31,6 +32,14 @@ from example_trainer.launch.plan import (
     trainer_settings,
 )
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
+from example_trainer.launch.teachers.problems import TaughtEnvironment, teacher_problems
+from example_trainer.launch.teachers.section import ServerSection
+from example_trainer.launch.teachers.wiring import (
+    logprob_arguments,
+    teacher_of,
+    with_addresses,
+)
+from example_trainer.settings.algorithms import KEY, algorithms_of
 from example_trainer.settings.environment_keys import environment_label
 from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
@@ -51,12 +60,14 @@ class Endpoints:
         inference: of servers, for commands that take addresses once; the rest ask the API.
         api_file: holds the address of the API, which may change while the run goes on.
         evaluation: of the server for evaluations alone.
+        teachers: of each teacher, by its name; on a cluster ``file://`` of a file that holds it.
     """
 
     api: str
     inference: tuple[str, ...] = ()
     api_file: Path | None = None
     evaluation: str | None = None
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def api_address(self) -> str:
@@ -130,25 +141,13 @@ def inference(
         memory_share: of each GPU; None: the engine's default.
     """
     wanted = plan.inference
-    engine = choose_engine(wanted.engine)
     published = trainer_settings(plan)[1].published
-    known = engine != "local" or announced is None or "." not in announced
-    server = ServerCommand(
-        engine=engine,
-        model=wanted.model or served.model_name,
-        host=host,
-        port=port,
-        python=wanted.python or python,
-        extended=wanted.python is None,
-        tensor_parallel=wanted.tensor_parallel,
+    server = replace(
+        _server(wanted, wanted.model or served.model_name, python, host, port, announced),
         gpus=gpus,
         memory_share=memory_share,
-        float32_head=wanted.float32_head,
-        max_model_len=wanted.max_model_len,
-        dtype=wanted.dtype,
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
-        args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
         env={weight_folders.VARIABLE: str(published.resolve()), **wanted.env},
     )
     if not is_announced:
@@ -157,6 +156,60 @@ def inference(
     telling = ("--api", at.api_address, "--name", f"inference-{index}", "--url", url, "--")
     argv = (python, "-m", "atroposlib.client.announce", *telling, *server.argv)
     return Command(argv, server.environment)
+
+
+def teacher(
+    plan: Plan,
+    served: ServingSettings,
+    python: str,
+    number: int,
+    host: str,
+    port: int,
+    *,
+    announced: str | None = None,
+    gpus: str | None = None,
+    memory_share: float | None = None,
+) -> Command:
+    """Return the command of a teacher, which no trainer knows, so that nobody changes its weights.
+
+    Args: as of :func:`inference`.
+    """
+    name, wanted = list(plan.teachers.items())[number]
+    args = wanted.args
+    if choose_engine(wanted.engine) == "vllm" and not any("--max-logprobs" in w for w in args):
+        args = [*logprob_arguments(name, plan.environments), *args]
+    server = _server(wanted, wanted.model, python, host, port, announced)
+    server = replace(
+        server,
+        gpus=gpus,
+        memory_share=memory_share,
+        extended=False,
+        seed=served.seed,
+        args=(*args, *server.args[len(wanted.args) :]),
+        env={"VLLM_SERVER_DEV_MODE": "0", **wanted.env},
+    )
+    return Command(server.argv, server.environment)
+
+
+def _server(
+    wanted: ServerSection, model: str, python: str, host: str, port: int, announced: str | None
+) -> ServerCommand:
+    """The command that both kinds of servers have in common."""
+    engine = choose_engine(wanted.engine)
+    known = engine != "local" or announced is None or "." not in announced
+    return ServerCommand(
+        engine=engine,
+        model=model,
+        host=host,
+        port=port,
+        python=wanted.python or python,
+        extended=wanted.python is None,
+        tensor_parallel=wanted.tensor_parallel,
+        float32_head=wanted.float32_head,
+        max_model_len=wanted.max_model_len,
+        dtype=wanted.dtype,
+        args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
+    )
 
 
 def environment_name(plan: Plan, number: int) -> str:
@@ -192,6 +245,7 @@ def environment(
             model=served.model_name,
             python=python,
             out=plan.directory,
+            **{f"teachers.{name}": url for name, url in at.teachers.items()},
         )
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
@@ -246,12 +300,17 @@ def environment_settings(
         "rollout_server_url": at.api_address,
         "tokenizer_name": served.model_name,
     }
-    if trainer_settings(plan)[1].algorithms:  # the trainer knows environments by these names
+    # The trainer knows environments by these names, for algorithms and in errors about teachers.
+    if trainer_settings(plan)[1].algorithms or plan.teachers:
         wiring["wandb_name"] = name_in_algorithms(plan, number)
     if environment_name(plan, number) in evaluated_environments(plan):
         wiring["steps_per_eval"] = 0  # the trainer evaluates it
     own = dict(wanted.config)
-    env = {**wiring, **(own.pop("env", None) or {})}
+    types = {
+        name: CHAT_TYPES[choose_engine(wanted.engine)]
+        for name, wanted in plan.teachers.items()
+    }
+    env = with_addresses({**wiring, **(own.pop("env", None) or {})}, at.teachers, types)
     if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
     return {"strict": True, "openai": servers, **own, "env": env}
@@ -289,6 +348,40 @@ def evaluation_problems(plan: Plan, on_cluster: bool) -> Iterator[str]:
             "evaluation.where=held needs environments that follow directory://, and a command names"
             " {inference_url}: it would go on to sample held servers; choose dir"
         )
+
+
+def algorithm_problems(plan: Plan, algorithms: Iterable[str]) -> Iterator[str]:
+    """Algorithms of environments that the plan does not start.
+
+    A command may register any name.
+    """
+    if any(wanted.command is not None for wanted in plan.environments):
+        return
+    names = [name_in_algorithms(plan, number) for number in range(len(plan.environments))]
+    places = trainer_settings(plan)[0].places
+    for name in algorithms:
+        if name in names:
+            continue
+        above = f"{KEY}.{name}"
+        place = next((places[key] for key in places if key.startswith(f"{above}.")), above)
+        yield (
+            f"{place}: this run has no environment {name}{did_you_mean(name, names)} (there are:"
+            f" {', '.join(names)})"
+        )
+
+
+def teaching_problems(plan: Plan) -> Iterator[str]:
+    """Problems of the plan with its teachers, a sentence each."""
+    cfg = trainer_settings(plan)[1]
+    algorithms = algorithms_of(cfg)
+    environments = []
+    for number, wanted in enumerate(plan.environments):
+        key = f"environments.{number}.config.env.teacher.base_url"
+        named = (wanted.config.get("env") or {}).get("tokenizer_name")
+        loss = algorithms.get(name_in_algorithms(plan, number), cfg)
+        place = plan.places.get(key, key)
+        environments.append(TaughtEnvironment(wanted, place, named or cfg.model_name, loss))
+    return teacher_problems(plan.teachers, environments)
 
 
 def evaluation_settings(plan: Plan, at: Endpoints) -> dict[str, Any]:
@@ -329,6 +422,8 @@ def _evaluation_entry(
         "use_wandb": False,
         "trackers": [],
     }
+    if teacher_of(plan.environments[number]):
+        apart["teacher"] = None  # nothing is sent, so nothing is judged
     settings["env"] = {**settings["env"], **apart}
     path = plan.launched / f"evaluation-{number}.yaml"
     write_yaml(path, settings)
@@ -389,12 +484,16 @@ def trainer(
 
 def gpus_of(plan: Plan) -> dict[str, int]:
     """Return the GPUs that a node of a role needs; a role that is left out needs none."""
-    servers = choose_engine(plan.inference.engine) != "local"
     trainer = trainer_settings(plan)[1].device != "cpu"
     return {
-        "inference": plan.inference.tensor_parallel * servers,
+        "inference": gpus_of_server(plan.inference),
         "trainer": plan.trainer.nproc * trainer,
     }
+
+
+def gpus_of_server(wanted: ServerSection) -> int:
+    """Return the GPUs that a server of a job needs."""
+    return wanted.tensor_parallel * (choose_engine(wanted.engine) != "local")
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Scripts for sbatch: their text and files.
 
-A job per role: api, inference (an array, a server each), each environment, trainer. A script
+A job per role: api, inference (an array, a server each), each teacher and environment, trainer. A script
 holds its resources, the user's setup lines and an ``srun`` of ``atropos-launch node``, which
 makes the decisions that depend on the node, in Python.
 
@@ -31,6 +31,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
+from example_trainer.launch.teachers.wiring import teachers_named
 from example_trainer.state import end
 
 JOBS_FILE = "jobs"  # ids of all jobs, a line each
@@ -60,7 +61,7 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last.
 
     Jobs with GPUs wait for the start of jobs without GPUs. The exception is an environment
-    whose command gets addresses of servers: it waits for the servers.
+    that needs addresses of servers or a teacher, and starts behind their jobs.
     """
     api = _serve(_node(plan, "api"), plan.restarts)
     scripts = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]
@@ -69,12 +70,14 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
         name = f"env-{number}-{roles.environment_name(plan, number)}"
         options = _array(plan.slurm.environments, wanted.count)
         body = _serve(_node(plan, "environment", "--index", str(number)), plan.restarts)
-        needs = roles.needs_servers(wanted)
-        after = ("api", "inference") if needs else ("api",)
+        needs = ["inference"] if roles.needs_servers(wanted) else []
+        needs += [f"teacher-{teacher}" for teacher in dict.fromkeys(teachers_named(wanted))]
+        after = ("api", *needs)
         job = _job(plan, name, "environments", options, body, after)
         (late if needs else scripts).append(job)
     first = tuple(job.name for job in scripts)
-    scripts += [_inference(plan, first), *late]
+    teachers = [_teacher(plan, number, first) for number in range(len(plan.teachers))]
+    scripts += [_inference(plan, first), *teachers, *late]
     return [*scripts, _trainer(plan, trainer_retries, tuple(job.name for job in scripts))]
 
 
@@ -110,6 +113,13 @@ def _inference(plan: Plan, after: tuple[str, ...]) -> SlurmJob:
     body = _serve(line, 0 if words else plan.restarts)
     options = _array(options, plan.inference.count // here)
     return _job(plan, "inference", "inference", options, body, after)
+
+
+def _teacher(plan: Plan, number: int, after: tuple[str, ...]) -> SlurmJob:
+    name, section = list(plan.teachers.items())[number]
+    options = {"gpus-per-node": roles.gpus_of_server(section), **plan.slurm.teachers}
+    body = _serve(_node(plan, "teacher", "--index", str(number)), plan.restarts)
+    return _job(plan, f"teacher-{name}", "teachers", options, body, after)
 
 
 def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:

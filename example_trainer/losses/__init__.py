@@ -145,9 +145,15 @@ def needs_proximal(settings: LossSettings) -> bool:
     return settings.loss in ALWAYS_PROXIMAL
 
 
-def needs_teacher(name: str) -> bool:
-    """Whether groups must come with tokens and logprobs of a teacher."""
-    return name in OF_A_TEACHER
+def added_loss(settings: LossSettings) -> str | None:
+    """The loss that ``distill_coef`` adds; None: none."""
+    is_added = settings.distill_coef > 0 and settings.loss not in OF_A_TEACHER
+    return settings.distill_loss if is_added else None
+
+
+def teacher_losses(settings: LossSettings) -> frozenset[str]:
+    """The losses of these settings that read tokens and logprobs of a teacher."""
+    return frozenset(filter(None, (settings.loss, added_loss(settings)))) & OF_A_TEACHER
 
 
 def batch_mask_of(name: str) -> BatchMask | None:

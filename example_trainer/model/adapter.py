@@ -37,10 +37,10 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
     Raises:
         ConfigError: peft is missing, or the settings name no linear layer of this model.
     """
-    if settings.train_layer_indices:
+    if settings.train_layer_indices or settings.freeze:
         raise ConfigError(
-            "train_layer_indices trains weights of the model, lora trains an adapter only;"
-            " choose its layers by lora_layer_indices"
+            "train_layer_indices and freeze choose weights of the model, lora trains an adapter"
+            " only; choose its layers by lora_layer_indices"
         )
     try:
         from peft import LoraConfig, inject_adapter_in_model

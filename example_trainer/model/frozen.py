@@ -1,4 +1,4 @@
-"""Frozen weights in the compute dtype, where that changes no bit of a forward pass.
+"""Frozen weights: their choice, and their storage in the compute dtype where that changes no bit.
 
 A trained weight is float32, because an update of 1e-6 of a bfloat16 weight rounds to nothing.
 A frozen weight is never updated. A weight that a forward pass rounds before use is stored
@@ -12,12 +12,48 @@ rounded, which takes half of the memory, and a pass makes no copy of it:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
-from example_trainer.model.scoring import inner_model
+from atroposlib.errors import ConfigError
+from example_trainer.model.scoring import decoder_layers, inner_model
+
+
+def train_only_layers(model: Any, indices: Sequence[int] | None) -> None:
+    """Make only these decoder layers trainable, None: all; ConfigError for an absent layer."""
+    if indices is None:
+        return
+    layers = decoder_layers(model)
+    if wrong := [i for i in indices if not 0 <= i < len(layers)]:
+        raise ConfigError(f"train_layer_indices {wrong}: the model has {len(layers)} layers")
+    model.requires_grad_(False)
+    for i in indices:
+        layers[i].requires_grad_(True)
+
+
+def freeze_by_name(model: Any, patterns: Sequence[str]) -> None:
+    """Freeze the weights whose names match a pattern.
+
+    Raises ConfigError: a pattern matches no weight, or no weight is left to train.
+    """
+    for pattern in patterns:
+        names = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
+        if not names:
+            known = sorted(
+                {name.rpartition(".layers.")[0] for name, _ in model.named_parameters()}
+            )
+            raise ConfigError(
+                f"freeze {pattern!r}: no weight has such a name; * stands for any text, and"
+                f" layers are below {', '.join(filter(None, known))}"
+            )
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConfigError(f"freeze {list(patterns)}: no weight is left to train")
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -45,13 +45,14 @@ def load_policy(settings: LoadSettings, world: Ranks | None = None) -> Policy:
     """
 
     def prepare(model: Any) -> None:
-        freeze_other_layers(model, settings.train_layer_indices)
+        frozen.train_only_layers(model, settings.train_layer_indices)
+        frozen.freeze_by_name(model, settings.freeze or ())
         checkpoint_activations(model, settings)
         if world is not None and settings.trains_adapter:
             adapter.wrap(model, settings)
 
     adapts = world is not None and settings.trains_adapter
-    freezes = adapts or settings.train_layer_indices is not None
+    freezes = adapts or settings.train_layer_indices is not None or bool(settings.freeze)
     return _policy(settings, settings.model_name, world, prepare, freezes=freezes)
 
 
@@ -258,18 +259,6 @@ def load_quietly(name: str, load: Callable[[], V]) -> V:
         raise ConfigError(f"model {name!r} cannot be loaded: {error}") from error
     finally:
         reports.set_verbosity(verbosity)
-
-
-def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
-    """Make only these decoder layers trainable, None: all; ConfigError for an absent layer."""
-    if indices is None:
-        return
-    layers = decoder_layers(model)
-    if wrong := [i for i in indices if not 0 <= i < len(layers)]:
-        raise ConfigError(f"train_layer_indices {wrong}: the model has {len(layers)} layers")
-    model.requires_grad_(False)
-    for i in indices:
-        layers[i].requires_grad_(True)
 
 
 def checkpoint_activations(model: Any, settings: ModelSettings) -> None:

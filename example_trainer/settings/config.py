@@ -40,6 +40,7 @@ CHECKPOINT_IDENTITY = (
     "lora_target_modules",
     "lora_layer_indices",
     "train_layer_indices",
+    "freeze",
     "critic",
 )
 

@@ -46,6 +46,12 @@ class ModelSettings(Section):
         None, description="train these decoder layers only, such as 20-31 or 0-3,28-31"
     )
 
+    freeze: list[str] | None = Field(
+        None,
+        description="train no weight whose name matches one of these patterns, such as"
+        " *vision_tower* (* stands for any text)",
+    )
+
     # --- adapters (peft) --------------------------------------------------------------
     lora: bool | None = Field(
         None,

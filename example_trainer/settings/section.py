@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 # Name in release 0.2.0 -> name since.
 RENAMED = {
@@ -17,6 +17,12 @@ RENAMED = {
 }
 
 S = TypeVar("S", bound="Section")
+
+
+class PlanSection(BaseModel):
+    """A section of the launcher's plan."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class Section(BaseModel):

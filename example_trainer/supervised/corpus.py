@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, PictureError
 from atroposlib.utils.tokenize_for_trainer import (
     UNMASKED_ROLES,
     TemplateNotPrefixStable,
@@ -26,7 +26,11 @@ from atroposlib.utils.tokenize_for_trainer import (
 )
 from atroposlib.wire import MASKED
 from example_trainer.data.rows import Row, unsampled_row
+from example_trainer.supervised.pictured import has_pictures, pictured_chat, pictured_rows
 from example_trainer.supervised.settings import CorpusSettings
+
+if TYPE_CHECKING:
+    from atroposlib.utils.models.vision import PictureReader
 
 Example = list[Row]
 
@@ -103,11 +107,16 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def sft_rows(
-    tokenizer: Any, line: dict[str, Any], group: str, *, end_completions: bool = False
+    tokenizer: Any,
+    line: dict[str, Any],
+    group: str,
+    *,
+    end_completions: bool = False,
+    reader: PictureReader | None = None,
 ) -> Example:
     """Build the rows of a line for supervised training."""
     if "messages" in line:
-        return chat_rows(tokenizer, _messages(line, "messages"), group)
+        return chat_rows(tokenizer, _messages(line, "messages"), group, reader=reader)
     prefix, completion = _text(line, "prefix"), _text(line, "completion")
     end = tokenizer.eos_token or ""
     if end_completions and end and not completion.endswith(end):
@@ -149,14 +158,25 @@ def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
 
 
 def chat_rows(
-    tokenizer: Any, messages: list[dict[str, Any]], group: str, *, trained_from: int = 0
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    group: str,
+    *,
+    trained_from: int = 0,
+    reader: PictureReader | None = None,
 ) -> Example:
     """Build rows that train the assistant's text in turn ``trained_from`` and later turns.
 
     Each turn follows exactly the prompt that the model gets when it generates the turn. With
     most chat templates these prompts are prefixes of each other, so that a row holds all; with
     a template that, for example, drops earlier reasoning, there is a row per turn.
+
+    Args:
+        reader: makes the tokens of chats with pictures. None: they are refused.
     """
+    pictured = has_pictures(messages)
+    if pictured:
+        tokenizer = pictured_chat(reader, tokenizer)
     parts: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
         if message["role"] not in UNMASKED_ROLES or i < trained_from:
@@ -167,7 +187,8 @@ def chat_rows(
             before = parts.pop()[1]
             trained[: len(before)] = before
         parts.append((tokens, trained))
-    return [row_of(tokens, trained, group) for tokens, trained in parts]
+    rows = [row_of(tokens, trained, group) for tokens, trained in parts]
+    return pictured_rows(rows, messages) if pictured else rows
 
 
 def _turn(
@@ -182,6 +203,8 @@ def _turn(
         raise ConfigError(
             "the chat template renders earlier turns differently when one follows"
         ) from error
+    except PictureError as error:
+        raise ConfigError(str(error)) from error
     except (TemplateError, ValueError) as error:  # ValueError: there is no template
         raise ConfigError(
             f"the chat template does not take these messages: {error}"

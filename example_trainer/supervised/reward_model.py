@@ -27,9 +27,9 @@ from example_trainer.supervised.settings import RewardConfig, parse
 
 def train_reward_model(cfg: RewardConfig) -> None:
     """Train and write ``save_path/final_model``."""
-    if cfg.shared().trains_adapter or cfg.train_layer_indices is not None:
+    if cfg.shared().trains_adapter or cfg.train_layer_indices is not None or cfg.freeze:
         raise ConfigError(
-            "a reward model trains whole: leave lora and train_layer_indices out"
+            "a reward model trains whole: leave lora, train_layer_indices and freeze out"
         )
     with ranks.join_ranks(cfg.shared()) as world:
         model = critic.load_value_model(cfg.shared(), cfg.model_name, world)

@@ -3,7 +3,8 @@
 atropos-sft --model MODEL --train-file sft.jsonl --save-path runs/sft
 
 The file has lines of {"prefix", "completion"} or {"messages"}, written by atropos-sft-gen.
-Completions and turns of the assistant are trained; every token counts the same.
+Completions and turns of the assistant are trained; every token counts the same. A vision-language
+model takes messages with pictures in data URLs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from functools import partial
 
 import torch
 
+from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.supervised import corpus, loop
 from example_trainer.supervised.corpus import Example
+from example_trainer.supervised.pictured import with_pixels
 from example_trainer.supervised.settings import SftConfig, parse
 
 
@@ -27,7 +30,10 @@ def train_sft(cfg: SftConfig) -> None:
     with ranks.join_ranks(cfg.shared()) as world:
         policy = loading.load_policy(cfg.shared(), world)
         rows_of = partial(
-            corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
+            corpus.sft_rows,
+            policy.tokenizer,
+            end_completions=cfg.end_completions,
+            reader=policy.pictures,
         )
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
         loop.fit(cfg, policy, CrossEntropy(policy), train_on, valid)
@@ -40,7 +46,7 @@ class CrossEntropy:
     policy: Policy
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        rows = corpus.flat(examples)
+        rows = self._rows(examples)
         tokens = sum(len(row.trained) for row in rows)
         total = torch.zeros((), dtype=torch.float64)
         for microbatch in self.policy.plan_share(rows):
@@ -52,9 +58,12 @@ class CrossEntropy:
         return {"loss": loss, "trained_tokens": tokens}
 
     def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
-        logprobs_R_T = self.policy.trained_logprobs(corpus.flat(examples))
+        logprobs_R_T = self.policy.trained_logprobs(self._rows(examples))
         tokens = sum(map(len, logprobs_R_T))
         return {"loss": -sum(map(sum, logprobs_R_T))}, float(tokens)
+
+    def _rows(self, examples: Sequence[Example]) -> list[Row]:
+        return [with_pixels(row, self.policy.pictures) for row in corpus.flat(examples)]
 
 
 if __name__ == "__main__":

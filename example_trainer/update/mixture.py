@@ -62,20 +62,14 @@ class LossPart:
         self.divisor = own_divisor / share  # factor of the sum in the loss of the minibatch
 
     @property
-    def _added(self) -> str | None:
-        """The loss that ``distill_coef`` adds; None: none."""
-        added = self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss)
-        return self.settings.distill_loss if added else None
-
-    @property
     def needs_candidates(self) -> bool:
         """Whether the policy is scored at the teacher's likeliest tokens."""
-        return bool({self.settings.loss, self._added} & losses.OF_CANDIDATES)
+        return bool(losses.teacher_losses(self.settings) & losses.OF_CANDIDATES)
 
     @property
     def needs_teacher_sampled(self) -> bool:
         """Whether the teacher's logprobs of the sampled tokens are read."""
-        return bool({self.settings.loss, self._added} & losses.OF_SAMPLED)
+        return bool(losses.teacher_losses(self.settings) & losses.OF_SAMPLED)
 
     @property
     def candidate_temperature(self) -> float:
@@ -125,8 +119,8 @@ class LossPart:
         regularisers, kl_metric = self._regularisers(scores, batch, reference, scored)
         loss_sum = loss_sum + regularisers
         metrics = {**metrics, **kl_metric}
-        if self._added is not None:
-            distilled, distilled_once = self._distillation_terms(self._added, batch, scored)
+        if (added := losses.added_loss(self.settings)) is not None:
+            distilled, distilled_once = self._distillation_terms(added, batch, scored)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": distilled_once}
         sums.add({**metrics, **self.metrics(metrics)}, scored.sum())

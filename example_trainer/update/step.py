@@ -160,8 +160,7 @@ class _Update:
             self.prepared = replace(self.prepared, rows=self._softened_rows())
         rows = self.prepared.rows
         self.teacher_R_T: list[list[float]] | None = None  # of the sampled tokens
-        sampled = any(part.needs_teacher_sampled for part in self.parts)
-        if sampled and any(row.teacher_ids for row in rows):
+        if any(part.needs_teacher_sampled for part in self.parts):
             self.teacher_R_T = [row.trained_teacher_logprobs for row in rows]
         # Logprobs of rows that this rank scored, before the step; empty for all further rows.
         self.own_R_T: list[list[float]] = [[] for _ in rows]

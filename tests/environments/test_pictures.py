@@ -12,6 +12,7 @@ import pytest
 
 from atroposlib.environments.library.pictures import (
     COLOURS,
+    gold,
     is_right,
     picture,
     pictures,
@@ -19,6 +20,7 @@ from atroposlib.environments.library.pictures import (
 )
 from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.function_env.card import play
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.routing.manager import backend_for
@@ -207,3 +209,11 @@ def test_a_blank_picture_has_the_question_and_nothing_to_see(source):
         assert image.getcolors() == [(image.width * image.height, (255, 255, 255))]
         assert text(task) == text(same) and task["answer"] == same["answer"]
         assert picture(same) != picture(task)
+
+
+@pytest.mark.parametrize("source", ["shapes", "one"])
+async def test_gold_replies_are_right_with_and_without_tags(source):
+    config = pictures.env_config_cls(source=source, tasks=3)
+    for task in pictures.definition.dataset(config):
+        reward, _ = await play(pictures, task, gold(task), source=source)
+        assert reward.score == 1.0

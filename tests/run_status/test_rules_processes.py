@@ -31,6 +31,12 @@ LONG = "a group worth keeping: 9 of the last 16 groups dropped, too_long: 900 of
 FULL_STATUS = {"blocked_reason": None, "batches_open": 0}
 WAITING = trainer("waiting for batch")
 
+FOR_TEACHER = {
+    "cause": "server",
+    "on": "the teacher http://b/v1: logprobs of 4 sequences",
+    "age_s": 31.0,
+}
+
 # rule -> (evidence, severity, a part of the evidence or the remedy)
 STALLS = {
     "api-silent": (
@@ -64,6 +70,11 @@ STALLS = {
         "env sums: silent since 26 s",
     ),
     "inference-silent": (still(WAITING, env(), SILENT_SERVER), "stuck", "no answer for 25 s"),
+    "teacher-silent": (
+        still(WAITING, env() | {"waits": [FOR_TEACHER]}, server()),
+        "stuck",
+        "sums waits for the teacher http://b/v1: logprobs of 4 sequences (31 s)",
+    ),
     "long-generations": (
         still(WAITING, env(oldest_rollout_s=88.0), server()),
         "waiting",
@@ -169,6 +180,13 @@ def test_the_same_states_with_progress_are_never_stuck(key):
 def test_a_batch_that_nobody_takes_for_minutes_names_a_trainer_without_heartbeats():
     found = still(env(), server(), ages=400.0, blocked_reason=None, batches_open=0)
     assert "none was taken for 400 s" in diagnose(found)[0].evidence[0]
+
+
+def test_a_teacher_that_is_slow_is_a_wait_and_no_stall():
+    found = diagnose(moving(trainer(), env() | {"waits": [FOR_TEACHER]}, server()))
+    assert [(one.key, one.severity) for one in found] == [("teacher-silent", "waiting")]
+    of_server = {**FOR_TEACHER, "on": "an inference server"}
+    assert diagnose(moving(trainer(), env() | {"waits": [of_server]}, server())) == []
 
 
 def test_one_silent_environment_of_two_and_one_silent_server_of_two_are_warnings():

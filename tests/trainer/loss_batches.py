@@ -73,7 +73,7 @@ def run(
     name: str, batch: Batch, cfg: object = None, **more: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch. Losses of a teacher get a student that moves with ``logprobs``."""
-    if losses.needs_teacher(name):
+    if name in losses.OF_A_TEACHER:
         offsets = torch.tensor([0.1, 1.0, 2.0], dtype=batch["logprobs"].dtype)
         more["student_logprobs"] = batch["logprobs"].unsqueeze(-1) - offsets
         more["teacher_logprobs"] = batch["teacher"]

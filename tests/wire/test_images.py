@@ -14,8 +14,10 @@ from atroposlib.wire.images import (
     GroupImages,
     check_images,
     has_images,
+    message_has_pictures,
     picture_bytes,
     pictures_of,
+    split_pictures,
     with_references,
 )
 from tests.examples import examples
@@ -89,3 +91,30 @@ def test_bytes_of_a_group_are_bounded_by_its_distinct_pictures(monkeypatch):
 def test_an_environment_without_pictures_may_send_empty_lists():
     assert not any(map(has_images, (None, [], [[], None], "")))
     assert all(map(has_images, ("a", [[], ["a"]])))
+
+
+def picture_part(url: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_contents_become_lists_of_parts_and_pictures_leave_in_order():
+    parts = [{"type": "text", "text": "a"}, *map(picture_part, PICTURES)]
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
+    shown, pictures = split_pictures(chat)
+    assert pictures == [bytes([i]) * 80 for i in range(3)]
+    assert shown[0]["content"] == [{"type": "text", "text": "be brief"}]
+    assert [part["type"] for part in shown[1]["content"]] == ["text", *3 * ["image"]]
+    assert list(map(message_has_pictures, chat)) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"type": "image_url"}, "data URL"),
+        (picture_part("https://a.example/i.png"), "no address is fetched"),
+        ({"type": "audio"}, "a text or a picture"),
+    ],
+)
+def test_parts_that_are_neither_text_nor_picture_are_refused(part, problem):
+    with pytest.raises(PictureError, match=problem):
+        split_pictures([{"role": "user", "content": [part]}])

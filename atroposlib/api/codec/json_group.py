@@ -30,7 +30,7 @@ from atroposlib.wire.group_arrays import (
     joined_choices,
     without_values,
 )
-from atroposlib.wire.images import IMAGES, LARGE_REST, MAX_REST_VALUES
+from atroposlib.wire.images import IMAGES, LARGE_IMAGES, LARGE_REST, MAX_REST_VALUES
 from atroposlib.wire.packing import CHOICES, exact
 from atroposlib.wire.routing import RoutedExperts, stack
 from atroposlib.wire.safetensors import Array, MalformedBody
@@ -224,7 +224,7 @@ class JsonGroup:
         """A member as JSON, within the bounds on what its decoding takes."""
         place = self._places[name]
         size = place.stop - place.start
-        if name == IMAGES and size > LARGE_REST:  # texts, which are not decoded
+        if name == IMAGES and size > LARGE_IMAGES:  # texts, which are not decoded
             return cast(bytes, memoryview(self._body)[place])
         text = bytes(self._body[place])
         objects = text.count(b"{")

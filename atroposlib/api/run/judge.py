@@ -16,6 +16,7 @@ from atroposlib.run_status.verdict import StatusVerdict, document_of, judge
 from atroposlib.wire import RunStatus, VerdictReport
 
 APART_S = 2.0  # least time between two samples that are compared
+FEW = 16  # processes, whose verdict takes a few ms
 COMPARED_S = 10.0  # an older sample shows no present progress
 
 
@@ -36,9 +37,12 @@ class Judge:
         """The verdict on ``status``, which took ``answer_s`` to read.
 
         Publishes an event for each finding that began or ended. With a thousand processes the
-        rules take tens of ms, so they run in a thread.
+        rules take tens of ms, so they run in a thread; with a few the way to a thread and back
+        lasts longer, because threads that read large posts compete for the interpreter.
         """
         async with self._turn:
+            if len(status.participants) <= FEW:
+                return self._report_of(self._judge(status, answer_s))
             return self._report_of(await asyncio.to_thread(self._judge, status, answer_s))
 
     def _judge(self, status: RunStatus, answer_s: float) -> StatusVerdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from atroposlib.api.common.pools import Pool
@@ -18,6 +19,8 @@ from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import OlderThan
 from atroposlib.api.store.sql.run import Admitted
+
+QUICK_SUMS = 4096  # kinds of groups x size of a batch, searched in less than a ms
 
 
 class QueueStats:
@@ -118,7 +121,9 @@ class QueueStats:
         if rule.policy == "drop" and (oldest := rule.oldest_version) is not None:
             stale = dict(await self._pool.run(self._store.ask, OlderThan(oldest)))
         situation = Situation.of(run, live, self._store.max_bytes, stale, admitted)
-        reason = await self._pool.run(blocked_reason, stats, situation)
+        search = partial(blocked_reason, stats, situation)
+        is_quick = len(stats.group_counts) * situation.batch_size <= QUICK_SUMS
+        reason = search() if is_quick else await self._pool.run(search)
         warnings = starved(stats, situation.batch_size, situation.names)
         warnings += uncommitted(stats, self._store.max_bytes)
         self._reason = (stats, about, reason, warnings)

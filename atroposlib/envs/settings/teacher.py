@@ -19,7 +19,8 @@ class TeacherSettings(BaseModel):
 
     base_url: str | list[str] = Field(
         description="address of the teacher's server, or of several with the same model, such as"
-        " http://localhost:9010/v1; policy: the servers of the trained model"
+        " http://localhost:9010/v1, or file:///path of a file that holds it; in the file of a run"
+        " the name of one of its teachers; policy: the servers of the trained model"
     )
     model: str = Field(
         "default", description="name of the model on the server; default: the only one there"

@@ -11,7 +11,6 @@ the journal, and its next life asks again.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -27,6 +26,7 @@ from atroposlib.envs.teaching.teacher_rows import (
     answer_start,
     reading_of,
 )
+from atroposlib.envs.teaching.teacher_servers import TeacherServers
 from atroposlib.errors import (
     ConfigError,
     InferenceRefused,
@@ -37,7 +37,7 @@ from atroposlib.errors import (
     TokensMissing,
     boundary,
 )
-from atroposlib.generation.configs import APIServerConfig, ServerBaseline
+from atroposlib.generation.configs import ServerBaseline
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
@@ -73,10 +73,14 @@ class Teacher:
     student: Student
     groups: int = 0  # they have the teacher's logprobs
     tokens: int = 0
-    _servers: ServerManager | None = None
+    _servers: TeacherServers | None = None  # None: the servers of the student
     _vocabulary: VocabularyMap | None = None
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.settings.is_policy:
+            self._servers = TeacherServers(self.settings)
 
     @property
     def name(self) -> str:
@@ -127,27 +131,25 @@ class Teacher:
 
     async def close(self) -> None:
         """Close the connections to servers that are not the student's."""
-        if self._servers is not None and not self.settings.is_policy:
+        if self._servers is not None:
             await self._servers.close()
 
     # --- connection -------------------------------------------------------------------
 
     async def _connect(self) -> VocabularyMap:
-        settings, student = self.settings, self.student
+        student = self.student
         ours = await asyncio.to_thread(student.tokenizer)
         own_name = student.tokenizer_name()
-        if settings.is_policy:
-            self._servers = student.servers()
-            return vocabulary_map(ours, ours, (own_name, own_name))
         if self._servers is None:
-            self._servers = ServerManager([_config(settings, url) for url in settings.urls])
+            return vocabulary_map(ours, ours, (own_name, own_name))
+        servers = self._servers.at_current_addresses()
         try:
-            for server in self._servers.servers:
+            for server in servers.servers:
                 await server.health.wait_until_healthy()
         except ConfigError as error:
             text = str(error).replace("--openai.model_name", "env.teacher.model")
             raise ConfigError(f"{self.name}: {text}") from error
-        name = tokenizer_of(self._servers.servers[0].config)
+        name = tokenizer_of(servers.servers[0].config)
         try:
             theirs = await asyncio.to_thread(load_tokenizer_named, name)
         except ConfigError as error:
@@ -188,8 +190,8 @@ class Teacher:
         return hint_ids(hint, self.student.tokenizer())
 
     async def _ask(self, reading: Reading) -> dict[str, Any]:
-        assert self._servers is not None  # set by prepare
-        return await self._servers.get_logprobs(
+        servers = self._servers.now() if self._servers else self.student.servers()
+        return await servers.get_logprobs(
             input_ids=reading.tokens, top_k=self.settings.top_k, max_tokens=1, split="train"
         )
 
@@ -201,7 +203,9 @@ class Teacher:
             nonlocal last
             while True:
                 try:
-                    return await call()
+                    return await (
+                        self._servers.unless_moved(call) if self._servers else call()
+                    )
                 except InferenceUnavailable as absence:
                     last = absence
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -246,18 +250,6 @@ class Teacher:
         self.tokens += sum(bool(entry) for _, logprobs in rows for entry in logprobs)
         if distances:
             self.student.log("train/teacher_kl", sum(distances) / len(distances))
-
-
-def _config(settings: TeacherSettings, url: str) -> APIServerConfig:
-    return APIServerConfig(
-        base_url=url,
-        model_name=settings.model,
-        server_type=settings.server_type,
-        tokenizer_name=settings.tokenizer or "none",
-        timeout=math.ceil(settings.timeout_s),
-        num_max_requests_at_once=settings.requests_at_once,
-        api_key=settings.api_key.get_secret_value(),
-    )
 
 
 def tokenizer_of(teacher: ServerBaseline) -> str:

@@ -21,12 +21,7 @@ from atroposlib.inference.engine.request import (
 )
 from atroposlib.inference.http.protocol import SamplingFields
 from atroposlib.utils.models.vision import PictureInputs
-from atroposlib.wire.images import is_picture, picture_bytes, picture_url
-
-DATA_URLS = (
-    "a picture is a data URL of PNG, JPEG or WebP of at most 8 MB, such as"
-    " data:image/png;base64,iVBOR...; no address is fetched"
-)
+from atroposlib.wire.images import message_has_pictures, split_pictures
 
 
 class Detokenizer:
@@ -82,7 +77,7 @@ class InferenceService:
 
     async def chat_prompt(self, messages: list[dict[str, Any]], **template: Any) -> ChatPrompt:
         """Tokens of a conversation, and its pictures. Raises InferenceRefused (400)."""
-        if not any(_has_pictures(message) for message in messages):
+        if not any(map(message_has_pictures, messages)):
             return ChatPrompt(self.encode_chat(messages, **template))
         reader = self.served.reader
         if reader is None:
@@ -90,9 +85,9 @@ class InferenceService:
             raise InferenceRefused(400, f"content parts of type image_url: {problem}")
         if not reader.has_template:
             raise InferenceRefused(400, "the model has no chat template for pictures")
-        shown, pictures = split_pictures(messages)
-        text = reader.render(shown, **template)
         try:
+            shown, pictures = split_pictures(messages)
+            text = reader.render(shown, **template)
             return ChatPrompt(*await asyncio.to_thread(reader.prompt, text, pictures))
         except PictureError as error:
             raise InferenceRefused(400, f"pictures: {error}") from error
@@ -195,45 +190,6 @@ async def _wait_for_disconnect(http: Request) -> None:
     """Return when the client has disconnected; the body has been read before."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-def split_pictures(
-    messages: Sequence[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Messages whose contents are lists of parts ``text`` and ``image``, and the pictures.
-
-    Raises InferenceRefused (400): a part is neither a text nor a picture in a data URL.
-    """
-    pictures: list[bytes] = []
-    shown = []
-    for message in messages:
-        content = message.get("content") or ""
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        kept = []
-        for part in parts:
-            if _is_image(part):
-                url = picture_url(part)
-                if not is_picture(url):
-                    raise InferenceRefused(400, DATA_URLS)
-                pictures.append(picture_bytes(url))
-                kept.append({"type": "image"})
-            elif isinstance(part, dict) and isinstance(part.get("text"), str):
-                kept.append({"type": "text", "text": part["text"]})
-            else:
-                raise InferenceRefused(
-                    400, "a content part is a text or a picture (image_url)"
-                )
-        shown.append({**message, "content": kept})
-    return shown, pictures
-
-
-def _has_pictures(message: dict[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(map(_is_image, content))
-
-
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
+NO_PILLOW = "pillow is missing: pip install 'atropos-rl[pictures]'"
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 2**25  # 100 MB of a picture as RGB
 MAX_PICTURES = 64  # per sequence
@@ -203,9 +205,10 @@ def picture_reader(path: str, model: Any) -> PictureReader | None:
         return None
     if "token_type_ids" in inspect.signature(body.forward).parameters:
         return None
+    if find_spec("PIL") is None:
+        logger.warning("%s reads text only, and no pictures: %s", path, NO_PILLOW)
+        return None
     try:
-        import PIL  # noqa: F401
-
         processor = _processor(path, type(model.config))
     except (ImportError, OSError, ValueError) as error:  # a package or a file is missing
         reason = str(error).strip().partition("\n")[0]

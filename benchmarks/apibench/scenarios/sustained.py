@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from apibench import servers
-from apibench.calls import TIMEOUT_S, Client, Refused
 from apibench.figures import Better, Figure, Section, times
-from apibench.payloads import Body, Encoding, pool
+from apibench.flow import POSTERS, Flow
+from apibench.payloads import Encoding, pool
 from apibench.processes import warm_page_cache
 from apibench.sizes import BIG, Plan
 
-POSTERS = 4
 GROUPS_PER_BATCH = 16
 AHEAD = 3  # batches posted and not yet taken, at most
-_POLL_S = 0.005
 _METHOD = (
     f"{POSTERS} clients post groups of {BIG} tokens, at most {AHEAD} batches ahead of a "
     f"trainer that takes batches of {GROUPS_PER_BATCH} groups and throws them away. Ours is "
@@ -71,79 +67,19 @@ def _measure(
     bodies = pool(4, BIG, encoding)
     with servers.Server(kind, plan.scratch) as server:
         server.begin(GROUPS_PER_BATCH * BIG.rows, [servers.env(BIG.rows)])
-        flow = _Flow(server.port, bodies, batches, server.generation, frames)
+        flow = Flow(
+            server.port,
+            bodies,
+            batches,
+            server.generation,
+            frames,
+            groups_per_batch=GROUPS_PER_BATCH,
+            groups_ahead=GROUPS_PER_BATCH * AHEAD,
+            room_bytes=GROUPS_PER_BATCH * BIG.tokens * 40,
+        )
         warm_page_cache(plan.scratch)
         cpu, began = server.usage().cpu_s, time.perf_counter()
         flow.run()
         wall, cpu = time.perf_counter() - began, server.usage().cpu_s - cpu
     tokens = batches * GROUPS_PER_BATCH * BIG.tokens
     return _Rate(tokens / wall, cpu / (tokens / 1e6))
-
-
-class _Flow:
-    """Posters and a trainer, each a thread; the first failure ends all."""
-
-    def __init__(
-        self, port: int, bodies: list[Body], batches: int, generation: int, frames: bool
-    ) -> None:
-        self.port, self.bodies, self.batches = port, bodies, batches
-        self.generation, self.frames = generation, frames
-        self.room = threading.Semaphore(GROUPS_PER_BATCH * AHEAD)
-        self.turns = iter(range(batches * GROUPS_PER_BATCH))
-        self.lock = threading.Lock()
-        self.failure: Exception | None = None
-
-    def run(self) -> None:
-        """Run until all batches were taken.
-
-        Raises:
-            Refused: a post or a batch was refused.
-        """
-        work = [self._trainer, *[self._poster] * POSTERS]
-        threads = [threading.Thread(target=self._keep_failure, args=(job,)) for job in work]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(TIMEOUT_S)
-        if self.failure is not None:
-            raise Refused(str(self.failure))
-
-    def _keep_failure(self, work: Callable[[Client], None]) -> None:
-        client = Client(self.port)
-        try:
-            work(client)
-        except (Refused, OSError) as error:
-            self.failure = error
-        finally:
-            client.close()
-
-    def _poster(self, client: Client) -> None:
-        while self.failure is None:
-            with self.lock:
-                turn = next(self.turns, None)
-            if turn is None or not self.room.acquire(timeout=TIMEOUT_S):
-                return
-            client.send("/scored_data", self.bodies[turn % len(self.bodies)])
-
-    def _trainer(self, client: Client) -> None:
-        room = bytearray(GROUPS_PER_BATCH * BIG.tokens * 40)
-        taken = 0
-        while taken < self.batches and self.failure is None:
-            if not self._take(client, room):
-                time.sleep(_POLL_S)
-                continue
-            taken += 1
-            for _ in range(GROUPS_PER_BATCH):
-                self.room.release()
-
-    def _take(self, client: Client, room: bytearray) -> bool:
-        """Take a batch, if one is ready: the old way in JSON, claim and ack in binary."""
-        if not self.frames:
-            return len(client.call("GET", "/batch", room=room).ok().body) > 1000
-        reply = client.claim(room, generation=self.generation, wait_s=1.0)
-        if "x-atropos-batch" not in reply.headers:
-            return False
-        epoch = int(reply.headers["x-atropos-epoch"])
-        path = f"/batches/{reply.headers['x-atropos-batch']}/ack"
-        client.post(path, {"generation": self.generation, "epoch": epoch})
-        return True

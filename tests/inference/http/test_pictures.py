@@ -7,14 +7,12 @@ import asyncio
 import pytest
 import torch
 
-from atroposlib.errors import InferenceRefused
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
-from atroposlib.inference.http.service import split_pictures
 from atroposlib.testing.tiny_vision import FAMILIES
 from atroposlib.wire.images import picture_bytes
 from tests.inference.helpers import generate, ok
@@ -212,13 +210,3 @@ async def test_a_text_that_names_the_placeholder_is_refused_with_a_picture(http,
         "/v1/chat/completions", json={"messages": [user(f"look {place}", RED)]}
     )
     assert reply.status_code == 400 and "pictures" in reply.json()["error"]["message"]
-
-
-def test_contents_become_lists_of_parts_and_pictures_leave_in_order():
-    chat = [{"role": "system", "content": "be brief"}, user("a", RED, BLUE)]
-    shown, pictures = split_pictures(chat)
-    assert pictures == [RED, BLUE]
-    assert shown[0]["content"] == [{"type": "text", "text": "be brief"}]
-    assert [part["type"] for part in shown[1]["content"]] == ["text", "image", "image"]
-    with pytest.raises(InferenceRefused):
-        split_pictures([{"role": "user", "content": [{"type": "image_url"}]}])

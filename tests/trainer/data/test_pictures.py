@@ -134,6 +134,18 @@ def test_chosen_layers_train_and_the_vision_tower_stays(learner, group):
     assert not any("vision" in name or "visual" in name for name in changed)
 
 
+def test_a_frozen_vision_tower_stays_to_the_bit_and_the_language_model_learns(learner, group):
+    tower = (
+        "*visual*" if learner().policy.model.config.model_type == "qwen2_vl" else "*vision_*"
+    )
+    ours = learner(freeze=[tower])
+    before = {n: p.detach().clone() for n, p in ours.policy.model.named_parameters()}
+    ours.step([group])
+    same = {n for n, p in ours.policy.model.named_parameters() if torch.equal(before[n], p)}
+    towers = {n for n in before if "vision_" in n or "visual" in n}
+    assert towers <= same and any("language_model" in name for name in before.keys() - same)
+
+
 def test_a_saved_model_serves_and_trains_pictures_again(learner, group, tmp_path):
     ours = learner()
     ours.step([group])

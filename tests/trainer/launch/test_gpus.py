@@ -107,3 +107,56 @@ def test_the_server_of_evaluations_has_gpus_of_its_own():
     words = ("evaluation.where=dir", "evaluation.environments=gsm8k_server")
     found = shares(EIGHT, *words, "inference.tensor_parallel=2")
     assert (found.servers, found.trainer) == (("0,1", "2,3"), "4")
+
+
+TEACHERS = ("teachers.big.model=M", "teachers.big.engine=vllm", "teachers.small.model=S")
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "teachers", "trainer"),
+    [
+        (EIGHT, (), {"big": ("1", None), "small": ("2", None)}, "3"),
+        (
+            EIGHT,
+            ("teachers.big.tensor_parallel=4", "trainer.nproc=2"),
+            {"small": ("1", None), "big": ("2,3,4,5", None)},
+            "6,7",
+        ),
+        (
+            EIGHT,
+            ("teachers.small.first_gpu=7",),
+            {"big": ("1", None), "small": ("7", None)},
+            "2",
+        ),
+        (
+            EIGHT,
+            ('trainer.gpus="1"', "teachers.small.env.CUDA_VISIBLE_DEVICES='5'"),
+            {"big": ("2", None), "small": (None, None)},
+            "1",
+        ),
+        # The servers share the first GPU, the trainer has the last.
+        ("01", ("teachers.big.first_gpu=0",), {"big": ("0", 0.45), "small": ("1", 0.4)}, "1"),
+        (
+            "0",
+            ("teachers.big.memory_share=0.3",),
+            {"big": ("0", 0.3), "small": ("0", 1 / 6)},
+            "0",
+        ),
+    ],
+)
+def test_teachers_take_the_gpus_behind_the_servers_or_a_share(
+    visible, words, teachers, trainer
+):
+    found = shares(visible, *TEACHERS, *words)
+    assert {name: gpus for name, (gpus, _) in found.teachers.items()} == {
+        name: gpus for name, (gpus, _) in teachers.items()
+    }
+    for name, (_, share) in teachers.items():
+        assert found.teachers[name][1] == pytest.approx(share)
+    assert found.trainer == trainer
+    assert [line for line in found.lines if "teacher big" in line]
+
+
+def test_a_teacher_that_no_gpu_is_left_for_is_refused():
+    with pytest.raises(ConfigError, match=r"teachers\.big\.tensor_parallel=2 needs 2 GPUs"):
+        shares("0", *TEACHERS, "teachers.big.tensor_parallel=2")

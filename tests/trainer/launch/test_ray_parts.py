@@ -32,6 +32,19 @@ def test_every_process_of_the_plan_is_a_bundle_with_the_gpus_of_its_role():
     assert found[2].words == ("--role", "inference", "--index", "1")
 
 
+def test_a_teacher_is_a_bundle_with_its_own_gpus():
+    teachers = (
+        "teachers.big.model=M",
+        "teachers.big.tensor_parallel=2",
+        "teachers.small.model=S",
+    )
+    engines = ("teachers.big.engine=vllm", "teachers.small.engine=local")
+    found = {part.name: part for part in parts(plan(*teachers, *engines))}
+    assert found["teacher-big"].resources == {"CPU": 1, "GPU": 2}
+    assert found["teacher-small"].resources == {"CPU": 1}
+    assert found["teacher-small"].words == ("--role", "teacher", "--index", "1")
+
+
 def test_resources_that_ray_has_no_option_for_are_custom_ones():
     assert actor_options({"GPU": 2.0, "memory": 5.0, "a100": 1.0}) == {
         "num_cpus": 0,

@@ -155,10 +155,11 @@ def test_a_server_is_started_behind_its_announcement(tmp_path):
 
 
 def test_environments_register_by_the_names_of_their_algorithms():
-    """Without algorithms each registers by the name of its class, as before."""
+    """Without algorithms and teachers each registers by the name of its class, as before."""
     for words, name in (
         ([], None),
         (["algorithms.gsm8k_server.loss=cispo"], "gsm8k_server"),
+        (["teachers.big.model=M"], "gsm8k_server"),
         (["algorithms.mine.loss=cispo", "environments.0.name=mine"], "mine"),
         (["algorithms.x.loss=cispo", "environments.0.config.env.wandb_name=x"], "x"),
     ):

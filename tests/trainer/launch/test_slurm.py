@@ -9,6 +9,7 @@ import pytest
 from atroposlib.errors import ConfigError
 from example_trainer.launch import node, roles, slurm
 from example_trainer.launch.plan import trainer_settings
+from example_trainer.launch.teachers.section import TeacherSection
 from tests.trainer.launch.launch_plans import plan
 
 
@@ -127,6 +128,23 @@ def test_gpus_wait_for_the_start_of_every_job_that_can_start_without_servers(clu
         "env-1-late": ("api", "inference"),
         "trainer": ("api", "env-0-early", "inference", "env-1-late"),
     }
+
+
+def test_a_teacher_is_a_job_that_its_environment_waits_for(cluster):
+    cluster.teachers = {"big": TeacherSection(model="M", engine="vllm", tensor_parallel=4)}
+    cluster.environments[0].config = {"env": {"teacher": {"base_url": "big"}}}
+    cluster.slurm.teachers = {"constraint": "h200"}
+    jobs = {job.name: job for job in slurm.jobs(cluster, 0)}
+    assert {name: job.after for name, job in jobs.items()} == {
+        "api": (),
+        "inference": ("api",),
+        "teacher-big": ("api",),
+        "env-0-gsm8k_server": ("api", "teacher-big"),
+        "trainer": ("api", "inference", "teacher-big", "env-0-gsm8k_server"),
+    }
+    script = jobs["teacher-big"].script
+    assert "#SBATCH --gpus-per-node=4" in script and "#SBATCH --constraint=h200" in script
+    assert "--role teacher --index 0" in script and "attempt $attempt of 3 failed" in script
 
 
 def test_the_api_s_log_names_jobs_that_wait_once_a_minute(cluster):

@@ -83,6 +83,7 @@ def test_peft_loads_a_saved_adapter(adapted, config, tmp_path):
         ({"lora_target_modules": ["lm_head"]}, "lm_head is the output head"),
         ({"lora_layer_indices": [1, 2]}, r"\[2\]: the model has layers 0-1"),
         ({"train_layer_indices": [1]}, "lora_layer_indices"),
+        ({"freeze": ["*norm*"]}, "lora trains an adapter only"),
     ],
 )
 def test_an_impossible_adapter_is_refused(policy, config, settings, told):

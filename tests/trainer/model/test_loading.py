@@ -70,6 +70,22 @@ def test_layers_that_are_not_named_stay_as_they_are(config):
         loading.load_policy(config(train_layer_indices="0,7"))
 
 
+def test_weights_whose_names_match_a_pattern_stay_and_the_others_train(config):
+    policy = loading.load_policy(config(freeze=["*mlp*", "*.0.*"]))
+    frozen = {n for n, p in policy.model.named_parameters() if not p.requires_grad}
+    names = {n for n, _ in policy.model.named_parameters()}
+    assert frozen == {n for n in names if "mlp" in n or ".0." in n} != set()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "problem"),
+    [(["visual*"], "no weight has such a name.*model"), (["*"], "no weight is left to train")],
+)
+def test_a_pattern_that_freezes_nothing_or_all_is_refused(config, patterns, problem):
+    with pytest.raises(ConfigError, match=problem):
+        loading.load_policy(config(freeze=patterns))
+
+
 def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
     fresh = loading.load_policy(config(init_from_scratch=True, seed=3))
     reference = loading.load_reference(config(init_from_scratch=True, seed=3))

@@ -158,6 +158,15 @@ def test_a_model_without_the_files_of_its_processor_reads_text(loaded, tmp_path,
     assert picture_reader(str(directory), model) is not None
 
 
+def test_without_pillow_the_model_reads_text_and_the_warning_names_the_extra(
+    loaded, caplog, monkeypatch
+):
+    directory, model, _ = loaded
+    monkeypatch.setattr(vision, "find_spec", lambda name: None)
+    assert picture_reader(str(directory), model) is None
+    assert "atropos-rl[pictures]" in caplog.text
+
+
 def test_a_saved_reader_is_the_same_reader(loaded, tmp_path):
     _, model, reader = loaded
     reader.save_pretrained(tmp_path)

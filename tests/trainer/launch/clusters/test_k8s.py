@@ -340,3 +340,21 @@ def test_the_file_has_the_name_of_the_jobset(tmp_path, monkeypatch, capsys):
 def test_a_run_that_no_cluster_takes_is_refused_by_the_setting(word, problem):
     with pytest.raises(ConfigError, match=problem):
         k8s.manifests(plan(*NEEDED, word), "secret")
+
+
+def test_each_teacher_is_a_pod_with_gpus_and_probes_of_its_own():
+    teachers = (
+        "teachers.big={model: M, engine: vllm, tensor_parallel: 4}",
+        "teachers.b_2.model=S",
+    )
+    late = ("teachers.b_2.ready_within_s=1800", "inference.port=9100")
+    _, specs, _, containers = jobs(*teachers, *late, "teachers.b_2.engine=local")
+    big, small = containers["teacher-big"], containers["teacher-b-2"]
+    assert big["command"][-4:] == ["--role", "teacher", "--index", "0"]
+    assert small["command"][-1] == "1" and small["resources"]["limits"] == {}
+    assert big["resources"]["limits"] == {GPU: 4}
+    assert big["livenessProbe"]["httpGet"] == {"path": "/health", "port": 9001}
+    assert big["startupProbe"]["failureThreshold"] == 180
+    assert specs["teacher-big"]["completions"] == 1
+    _, specs, _, containers = jobs(*teachers, "k8s.resources={teacher: {cpu: 3}}")
+    assert containers["teacher-big"]["resources"]["limits"]["cpu"] == 3
