@@ -139,7 +139,9 @@ def held_out_figures(rows: list[dict[str, Any]], held_out: str) -> Iterator[list
     for row in rows:
         if (value := row.get(held_out)) is not None:
             error = row.get(f"{run}/stderr/{metric}") or 0.0
-            yield [row.get("evaluated_step", row["step"]), round(value, 3), round(error, 3)]
+            # A result behind the last step has a line without a step.
+            step = row["evaluated_step"] if "evaluated_step" in row else row["step"]
+            yield [step, round(value, 3), round(error, 3)]
 
 
 def processors() -> str:
