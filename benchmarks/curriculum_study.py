@@ -2,12 +2,13 @@
 
     python benchmarks/curriculum_study.py --set backwards --seeds 0 1 2 --samplers uniform pools
 
-Tasks and rewards come from environments/library (``count``, ``backwards``: two settings of letters)
-or made here (``graded``: words of up to six letters to copy; ``impossible``: 90 % of the tasks never
-give a reward). The policy is the tiny random
-model, which first imitates gold replies for ``--imitate`` steps, the same for all samplers. Then each
-step takes the first groups whose scores differ, as ``ensure_scores_are_not_same`` does; all generated
-tokens count. The update is REINFORCE with advantages normalised in the group.
+The sets ``backwards``, ``count`` (settings of letters) and ``tic_tac_toe`` are environments of
+environments/library: their own functions play and score, on the policy. The others are made here:
+``graded`` are words of up to six letters to copy, and of ``impossible`` nine tasks of ten never give
+a reward. The policy is a tiny random model, which first imitates replies for ``--imitate`` steps,
+the same for all samplers. Then each step takes the first groups whose scores differ, as
+``ensure_scores_are_not_same`` does; all generated tokens count. The update is REINFORCE with
+advantages normalised in the group.
 """
 
 from __future__ import annotations
@@ -18,235 +19,115 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from curriculumbench.policy import JointSampler, Policy, PolicySession, Row
+from curriculumbench.sets import SETS, TaskSet
 from transformers import AutoModelForCausalLM
 
-from atroposlib.environments.library.letters import letters
 from atroposlib.envs.curriculum.interface import ObservedGroup, TaskRows, TaskSampler
 from atroposlib.envs.curriculum.registry import make_sampler
-from atroposlib.envs.function_env.card import play
+from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.settings.curriculum_settings import CurriculumPart
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer, write_tiny_model
 
-GROUP = 16  # samples of a task
 WAVE = 8  # tasks under way at once
-HELD_OUT = 128
-TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+TARGETS = tuple(n / 20 for n in range(2, 20))
 
 
-@dataclass(frozen=True)
-class TaskSet:
-    """Tasks with prompts, gold replies and scores."""
+def model_on(session: Any) -> Model:
+    async def refuse(name: str) -> Any:
+        raise NotImplementedError("no servers here")
 
-    rows: Sequence[Any]
-    held_out: Sequence[Any]
-    prompt: Callable[[Any], str]
-    gold: Callable[[Any], str]
-    score: Callable[[Any, str], float]
-    max_new: int  # tokens of a reply
+    return Model(session, "train", 1.0, 512, open_endpoint=refuse)
 
 
-def letters_set(seed: int, *, tasks: int, max_new: int, **settings: Any) -> TaskSet:
-    """Tasks of the library's letters; their function scores replies."""
-    own = {"words": 1, "tasks": tasks + HELD_OUT, "seed": seed, **settings}
-    rows = list(letters.definition.dataset(letters.env_config_cls(**own)))
-    random.Random(seed).shuffle(rows)
-
-    known: dict[tuple[str, str], float] = {}
-
-    def score(task: Any, reply: str) -> float:
-        key = (task["question"], reply)
-        if key not in known:
-            reward, _ = asyncio.run(play(letters, task, reply, **own))
-            known[key] = float(reward.score or 0.0)
-        return known[key]
-
-    return TaskSet(
-        rows[HELD_OUT:],
-        rows[:HELD_OUT],
-        prompt=lambda task: str(task["question"]),
-        gold=letters.definition.card.gold,
-        score=score,
-        max_new=max_new,
-    )
+def play_on_policy(
+    policy: Policy, tasks: TaskSet, rows: Sequence[Any], generator: torch.Generator | None
+) -> tuple[list[float], list[PolicySession]]:
+    """Scores of a rollout of each of ``rows``, and their sessions."""
+    sampler = JointSampler(policy, tasks.max_new, generator)
+    sessions = [PolicySession(sampler) for _ in rows]
+    rollouts: list[Any] = [tasks.play(row, model_on(s)) for row, s in zip(rows, sessions)]
+    return asyncio.run(sampler.run(rollouts)), sessions
 
 
-def impossible_set(seed: int) -> TaskSet:
-    """Two letters to copy; of 400 tasks 40 can be solved."""
+def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bool) -> None:
+    """Train on demonstrated replies to trained tasks; a rate that decays falls to 0."""
     rng = random.Random(seed)
-    words = [f"{a}{b}" for a in "abcdefghij" for b in "abcdefghij"]
-    rng.shuffle(words)
-    rows = [{"word": rng.choice(words[50:]), "possible": n % 10 == 0} for n in range(400)]
-    return TaskSet(
-        rows,
-        [{"word": word, "possible": True} for word in words[:50]],
-        prompt=lambda task: str(task["word"]),
-        gold=lambda task: str(task["word"]),
-        score=lambda task, reply: float(task["possible"] and reply == task["word"]),
-        max_new=3,
-    )
+    known: dict[int, list[Row]] = {}  # lessons of the task of each place
 
-
-def graded_set(seed: int) -> TaskSet:
-    """Words of up to six letters to copy: the longer, the harder; evaluated on all lengths."""
-    rng = random.Random(seed)
-    rows = [{"word": "".join(rng.choices("abcdefghij", k=n % 6 + 1))} for n in range(480)]
-    rng.shuffle(rows)
-    trained, held_out = rows[HELD_OUT:], rows[:HELD_OUT]
-    return TaskSet(
-        trained,
-        held_out,
-        prompt=lambda task: str(task["word"]),
-        gold=lambda task: str(task["word"]),
-        score=lambda task, reply: float(reply == task["word"]),
-        max_new=7,
-    )
-
-
-SETS: dict[str, Callable[[int], TaskSet]] = {
-    "count": lambda seed: letters_set(seed, tasks=800, max_new=2, backwards=0, bare=True),
-    "backwards": lambda seed: letters_set(seed, tasks=800, max_new=34, backwards=1),
-    "graded": graded_set,
-    "impossible": impossible_set,
-}
-
-
-@dataclass
-class Policy:
-    """The tiny model with its tokenizer and optimizer."""
-
-    model: Any
-    tokenizer: Any
-    learning_rate: float
-    optimizer: Any = field(init=False)
-    known: dict[str, list[int]] = field(default_factory=dict)  # ids of prompts
-
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.learning_rate, weight_decay=0.0
-        )
-
-    def ids(self, text: str) -> list[int]:
-        if text not in self.known:
-            messages = [{"role": "user", "content": text}]
-            rendered = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-            self.known[text] = list(self.tokenizer.encode(rendered, add_special_tokens=False))
-        return self.known[text]
-
-    def reply_ids(self, text: str) -> list[int]:
+    async def lessons(task: Any) -> list[Row]:
+        model = model_on(tasks.demonstrate(task, rng))
+        asked: list[Sequence[Any]] = []
+        model.listener = lambda endpoint, sent, reply: asked.append([*sent])
+        await tasks.play(task, model)
         return [
-            *self.tokenizer.encode(text, add_special_tokens=False),
-            self.tokenizer.eos_token_id,
+            Row(policy.prompt_ids(sent), policy.reply_ids(reply), 1.0)
+            for sent, reply in zip(asked, model.replies)
         ]
 
-    @torch.no_grad()
-    def sample(
-        self, prompts: Sequence[list[int]], max_new: int, *, greedy: bool = False
-    ) -> list[list[int]]:
-        """A reply to each prompt, with the end token if it came."""
-        width, pad = max(map(len, prompts)), self.tokenizer.pad_token_id
-        ids_BT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])  # (B, T)
-        mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        done, replies, past = [False] * len(prompts), [[] for _ in prompts], None
-        tokens = ids_BT
-        for _ in range(max_new):
-            places = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            out = self.model(
-                tokens, attention_mask=mask_BT, position_ids=places, past_key_values=past
-            )
-            past, logits_BV = out.past_key_values, out.logits[:, -1]
-            chosen = (
-                logits_BV.argmax(-1)
-                if greedy
-                else torch.multinomial(logits_BV.softmax(-1), 1)[:, 0]
-            )
-            for b, token in enumerate(chosen.tolist()):
-                if not done[b]:
-                    replies[b].append(token)
-                    done[b] = token == self.tokenizer.eos_token_id
-            if all(done):
-                break
-            tokens = chosen[:, None]
-            mask_BT = torch.cat([mask_BT, torch.ones_like(tokens)], 1)
-        return replies
-
-    def text(self, reply: list[int]) -> str:
-        return str(self.tokenizer.decode(reply, skip_special_tokens=True))
-
-    def update(self, rows: Sequence[tuple[list[int], list[int], float]]) -> None:
-        """A step on ``(prompt, reply, weight)``: the weighted mean of logprobs goes up."""
-        rows = [row for row in rows if row[2] and row[1]]
-        pad, width = self.tokenizer.pad_token_id, max(len(p) + len(r) for p, r, _ in rows)
-        ids, weights = [], []
-        for prompt, reply, weight in rows:
-            rest = width - len(prompt) - len(reply)
-            ids.append([*prompt, *reply, *[pad] * rest])
-            weights.append([0.0] * len(prompt) + [weight] * len(reply) + [0.0] * rest)
-        ids_BT = torch.tensor(ids)
-        weights_BT = torch.tensor(weights)[:, 1:]
-        logits_BTV = self.model(ids_BT).logits[:, :-1]
-        logprobs_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
-        loss = -(logprobs_BT * weights_BT).sum() / (weights_BT != 0).sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+    for step in range(steps):
+        left = 1 - step / steps if decays else 1.0
+        policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * left
+        batch = []
+        for place in rng.choices(range(len(tasks.rows)), k=64):
+            if place not in known or not tasks.has_gold:
+                known[place] = asyncio.run(lessons(tasks.rows[place]))
+            batch += known[place]
+        policy.update(batch)
 
 
-def held_out_score(policy: Policy, tasks: TaskSet) -> float:
-    """Mean score of greedy replies to the held-out tasks."""
-    prompts = [policy.ids(tasks.prompt(task)) for task in tasks.held_out]
-    replies = policy.sample(prompts, tasks.max_new, greedy=True)
-    scores = [tasks.score(task, policy.text(r)) for task, r in zip(tasks.held_out, replies)]
-    return sum(scores) / len(scores)
+def held_out_means(policy: Policy, tasks: TaskSet, samples: int) -> list[float]:
+    """Mean score of each held-out task at temperature 1; with 0 samples that of a greedy reply."""
+    generator = torch.Generator().manual_seed(0) if samples else None
+    samples = max(1, samples)
+    rows = [task for task in tasks.held_out for _ in range(samples)]
+    scores, _ = play_on_policy(policy, tasks, rows, generator)
+    places = range(0, len(scores), samples)
+    return [statistics.fmean(scores[place : place + samples]) for place in places]
 
 
-def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int) -> None:
-    """Train on gold replies of trained tasks."""
-    rng = random.Random(seed)
-    for _ in range(steps):
-        batch = rng.choices(tasks.rows, k=64)
-        policy.update(
-            [
-                (policy.ids(tasks.prompt(t)), policy.reply_ids(tasks.gold(t)), 1.0)
-                for t in batch
-            ]
-        )
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
 def observed_wave(
-    policy: Policy, tasks: TaskSet, sampler: TaskSampler, version: int
-) -> list[tuple[ObservedGroup, list[tuple[list[int], list[int], float]]]]:
+    policy: Policy,
+    tasks: TaskSet,
+    sampler: TaskSampler,
+    version: int,
+    group_size: int,
+    generator: torch.Generator,
+) -> list[tuple[ObservedGroup, list[Row]]]:
     """Groups of the next tasks, observed, each with its rows for an update."""
     chosen = [task for _ in range(WAVE) if (task := sampler.draw()) is not None]
-    prompts = [policy.ids(tasks.prompt(task.content)) for task in chosen]
-    replies = policy.sample([p for p in prompts for _ in range(GROUP)], tasks.max_new)
+    rows = [task.content for task in chosen for _ in range(group_size)]
+    all_scores, sessions = play_on_policy(policy, tasks, rows, generator)
     wave = []
-    for g, (task, prompt) in enumerate(zip(chosen, prompts)):
-        own = replies[g * GROUP : (g + 1) * GROUP]
-        scores = [tasks.score(task.content, policy.text(reply)) for reply in own]
+    for place, task in enumerate(chosen):
+        of_group = slice(place * group_size, (place + 1) * group_size)
+        scores = all_scores[of_group]
         mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
-        group = ObservedGroup(task, tuple(scores), mean, sum(map(len, own)), version)
+        update_rows = [
+            Row(prompt, reply, (score - mean) / (spread + 1e-6))
+            for session, score in zip(sessions[of_group], scores)
+            for prompt, reply in session.turns
+        ]
+        tokens = sum(len(row.reply) for row in update_rows)
+        group = ObservedGroup(task, tuple(scores), mean, tokens, version)
         sampler.observe(group)
-        wave.append(
-            (group, [(prompt, r, (s - mean) / (spread + 1e-6)) for r, s in zip(own, scores)])
-        )
+        wave.append((group, update_rows))
     return wave
 
 
-def run_study(
-    name: str, sampler: str, seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """A run of ``options.tokens`` generated tokens; its curve of held-out scores."""
-    tasks = SETS[name](seed)
+def starting_model(tasks: TaskSet, seed: int, options: argparse.Namespace) -> Any:
+    """The model after the imitation, which every sampler begins with."""
     torch.manual_seed(seed)
     with TemporaryDirectory() as folder:
         write_tiny_model(
@@ -254,18 +135,30 @@ def run_study(
         )
         model = AutoModelForCausalLM.from_pretrained(folder)
     policy = Policy(model, char_tokenizer(ASCII_ALPHABET), options.imitate_lr)
-    imitate(policy, tasks, options.imitate, seed)
-    policy = Policy(policy.model, policy.tokenizer, options.lr)
-    part = CurriculumPart.model_validate(
-        {"name": sampler, **options.settings.get(sampler, {})}
-    )
+    imitate(policy, tasks, options.imitate, seed, decays=options.imitate_decay)
+    return model
+
+
+def run_study(
+    name: str,
+    sampler: CurriculumPart,
+    seed: int,
+    tasks: TaskSet,
+    start: Any,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """A run of ``options.tokens`` generated tokens; its curve of held-out scores."""
+    policy = Policy(deepcopy(start), char_tokenizer(ASCII_ALPHABET), options.lr)
+    generator = torch.Generator().manual_seed(seed)
     rows = TaskRows(tasks.rows, range(len(tasks.rows)))
-    chooser = make_sampler(part, rows, seed=seed, env=name)
+    chooser = make_sampler(sampler, rows, seed=seed, env=name)
     begun, tokens, step, groups, useful = time.monotonic(), 0, 0, 0, 0
-    curve = [(0, 0, held_out_score(policy, tasks))]  # tokens, steps, score
-    kept: list[list[tuple[list[int], list[int], float]]] = []
+    held_out = held_out_means(policy, tasks, options.samples)
+    curve = [(0, 0, *mean_and_error(held_out))]
+    kept: list[list[Row]] = []
     while tokens < options.tokens:
-        for group, update_rows in observed_wave(policy, tasks, chooser, step):
+        wave = observed_wave(policy, tasks, chooser, step, options.group_size, generator)
+        for group, update_rows in wave:
             tokens, groups = tokens + group.tokens, groups + 1
             if group.is_useful:
                 useful += 1
@@ -274,22 +167,25 @@ def run_study(
             policy.update([row for rows in kept for row in rows])
             kept, step = [], step + 1
             if step % options.check_every == 0:
-                curve.append((tokens, step, held_out_score(policy, tasks)))
-    curve.append((tokens, step, held_out_score(policy, tasks)))
+                held_out = held_out_means(policy, tasks, options.samples)
+                curve.append((tokens, step, *mean_and_error(held_out)))
+    held_out = held_out_means(policy, tasks, options.samples)
+    curve.append((tokens, step, *mean_and_error(held_out)))
     return {
         "set": name,
-        "sampler": sampler,
+        "sampler": {"name": sampler.name, **sampler.settings},
         "seed": seed,
         "useful_share": useful / groups,
         "tokens_per_useful_group": tokens / max(1, useful),
         "steps": step,
         "reached": {
             f"{target:g}": next(
-                ([used, at] for used, at, score in curve if score >= target), None
+                ([used, at] for used, at, score, _ in curve if score >= target), None
             )
             for target in TARGETS
         },
-        "curve": curve,
+        "curve": curve,  # tokens, steps, held-out score with its standard error
+        "held_out": held_out,  # at the end, of each task
         "metrics": chooser.metrics(),
         "seconds": time.monotonic() - begun,
     }
@@ -298,30 +194,47 @@ def run_study(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--set", choices=[*SETS], required=True)
-    parser.add_argument("--samplers", nargs="+", default=["uniform", "pools"])
-    parser.add_argument("--settings", type=json.loads, default={}, help="JSON, by sampler")
+    parser.add_argument(
+        "--samplers", nargs="+", default=["uniform", "pools"], help="a name, or JSON with one"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=200_000, help="generated, of a run")
     parser.add_argument("--groups", type=int, default=8, help="useful groups of a step")
-    parser.add_argument("--imitate", type=int, default=0, help="steps on gold replies before")
+    parser.add_argument("--group-size", type=int, default=16, help="samples of a task")
+    parser.add_argument("--imitate", type=int, default=0, help="steps on replies before")
     parser.add_argument("--imitate-lr", type=float, default=2e-3)
+    parser.add_argument("--imitate-decay", action="store_true", help="of that rate, to 0")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--width", type=int, default=64, help="of the two layers of the model")
     parser.add_argument("--check-every", type=int, default=2, help="steps between scores")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="of each held-out task; 0: one greedy reply"
+    )
     parser.add_argument("--out", type=Path, help="jsonl file to which runs are appended")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
+        tasks = SETS[options.set](seed)
+        start = starting_model(tasks, seed, options)
+        first_run: dict[str, Any] = {}
         for sampler in options.samplers:
-            run = run_study(options.set, sampler, seed, options)
-            first, last = run["curve"][0][2], run["curve"][-1][2]
+            settings = json.loads(sampler) if sampler.startswith("{") else {"name": sampler}
+            part = CurriculumPart.model_validate(settings)
+            run = run_study(options.set, part, seed, tasks, start, options)
+            (*_, begin, _), (*_, last, error) = run["curve"][0], run["curve"][-1]
+            reached = {k: v for k, v in run["reached"].items() if v and float(k) > begin}
             print(
-                f"{options.set} {sampler} seed {seed}: {first:.2f} -> {last:.2f} in "
-                f"{run['steps']} steps, useful {run['useful_share']:.0%}, "
+                f"{options.set} {sampler} seed {seed}: {begin:.2f} -> {last:.2f} ± {error:.2f} "
+                f"in {run['steps']} steps, useful {run['useful_share']:.0%}, "
                 f"{run['tokens_per_useful_group']:.0f} tokens a useful group, reached "
-                f"{ {k: v for k, v in run['reached'].items() if v} }, {run['seconds']:.0f} s",
+                f"{reached}, {run['seconds']:.0f} s",
                 flush=True,
             )
+            first_run = first_run or run
+            if run is not first_run:
+                pairs = zip(run["held_out"], first_run["held_out"])
+                mean, error = mean_and_error([own - first for own, first in pairs])
+                print(f"  minus {options.samplers[0]}, by task: {mean:+.3f} ± {error:.3f}")
             if options.out is not None:
                 with options.out.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(run) + "\n")

@@ -268,6 +268,7 @@ def _make_evaluator(
     """The evaluator, which ends what it runs when ``stack`` is left."""
     place = make_place(cfg, publisher, policy)
     evaluator = Evaluator(cfg, policy.world, peers.waits, place, peers.report_evaluation)
+    peers.waits.pulse.follow_evaluation(evaluator.progress)
     return stack.enter_context(closing(evaluator))
 
 

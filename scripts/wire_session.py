@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
+from atroposlib.run_status.task_history import FOLDER, HistoryLine
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import concatenate_frames as in_frames, pack_group
 from atroposlib.wire.notes import GroupNotes, pack_notes
@@ -54,6 +55,13 @@ ENV = {
     "group_size": 2,
     "min_batch_allocation": None,
 }
+
+# Groups that an environment with a curriculum observed, and numbers of a game against version 4.
+OBSERVED = (
+    HistoryLine(0, "gsm8k/17", 0.5, True, 8, 0, "useful"),
+    HistoryLine(1, "gsm8k/18", 0.0, False, 8, 1, "too_hard"),
+)
+AGAINST = {"opponent/fallback": 0.0, "opponent/version": 4.0}
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,12 @@ async def record() -> dict[str, Exchange]:
     for step in steps:
         await step(session)
     await session.close()
-    return {**session.exchanges, **await _full_queue(), **await _dead_batch(), **await _pins()}
+    return {
+        **session.exchanges,
+        **await _full_queue(),
+        **await _dead_batch(),
+        **await _on_disk(),
+    }
 
 
 async def _begin(s: Session) -> None:
@@ -360,16 +373,24 @@ async def _dead_batch() -> dict[str, Exchange]:
     return s.exchanges
 
 
-async def _pins() -> dict[str, Exchange]:
+async def _on_disk() -> dict[str, Exchange]:
+    """Examples over an archive, or over the folder of the run around it."""
     with tempfile.TemporaryDirectory() as folder:
-        s = Session("sqlite", data_dir=Path(folder), archive_bytes=2**30)
+        history = Path(folder) / FOLDER / "gsm8k_0.jsonl"
+        history.parent.mkdir()
+        history.write_text("".join(json.dumps(asdict(line)) + "\n" for line in OBSERVED))
+        s = Session("sqlite", data_dir=Path(folder) / "queue", archive_bytes=2**30)
         await s.say(None, "POST", "/register", TRAINER)
-        await s.say(None, "POST", "/groups", [group(7), group(9)])
+        games = [{"won": 1.0, **AGAINST}, {"won": 0.0, **AGAINST}]
+        played = group(9, metadata={"named_rewards": games})
+        await s.say(None, "POST", "/groups", [group(7), played])
         await s.say(None, "POST", "/batches/claim", {"generation": 1})
         await s.say(None, "POST", "/batches/1/ack", {"generation": 1, "epoch": 1})
         await s.say(None, "POST", "/steps", {"role": "trainer", "step": 1, "batch_no": 1})
         s.app.state.service.context.indexer.flush()
         await s.say("pin", "POST", "/explore/steps/1/pin?kept=true")
+        await s.say("explore tasks", "GET", "/explore/tasks?order=easiest&limit=1")
+        await s.say("explore wins", "GET", "/explore/wins?score=won")
         await s.close()
     return s.exchanges
 

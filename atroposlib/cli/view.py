@@ -152,6 +152,7 @@ def select_rollouts(
     kept.put({f"batches/{no}": batch for no, batch in batches.items()})
     kept.put({"batches": BatchPage(newest_first, None), "runs": explorer.runs({})})
     kept.put({"curves": explorer.curves({"keys": keys})})
+    kept.put({"tasks": explorer.tasks({}), "wins": explorer.wins({})})
     of = f"{'' if counted.exact else 'over '}{counted.n}"
     return kept.page_data(of, "narrow the filters")
 

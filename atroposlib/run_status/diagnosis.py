@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     p.complete,
     p.no_trainer,
     p.trainer_starting,
+    p.trainer_evaluates,
     p.long_generations,
     p.trainer_bound,
     q.stale_drops,
@@ -78,7 +79,12 @@ _IMPLIED = {
     "long-generations": ("teacher-silent",),
     "environment-silent": ("complete",),
     "servers-paused": ("inference-silent",),
-    "trainer-bound": ("inference-silent", "slow-step", "servers-paused"),
+    "trainer-bound": (
+        "inference-silent",
+        "slow-step",
+        "servers-paused",
+        "trainer-evaluates",
+    ),
 }
 _RANK = {"stuck": 0, "waiting": 1, "warning": 2}
 

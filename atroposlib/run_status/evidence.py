@@ -17,6 +17,7 @@ PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 OPERATOR_PHASES = ("paused by an operator", "drained by an operator")
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
+EVALUATING = "evaluating"
 MAX_LINES = 5  # evidence of a finding
 LONG_S = 60.0  # duration of a rollout, or of a phase of the trainer
 _INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # suffix of an environment's name, new at each start
@@ -111,6 +112,19 @@ def activity_of(process: Process) -> str:
     """A process with its phase, its wait and the age of its heartbeat."""
     waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
     return f"{shown_name(process)}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
+
+
+def evaluation_text(trainer: Process) -> str:
+    """The evaluation that the trainer reports: what it evaluates, since when, its bound; or empty."""
+    details = trainer["details"]
+    if "evaluated_version" not in details:
+        return ""
+    spent_s = detail_of(trainer, "evaluation_s") + float(trainer["age_s"])
+    return (
+        f"version {details['evaluated_version']} of step {details.get('evaluated_step')}"
+        f" ({details.get('evaluation_where')}), {spent_s:.0f} s of at most"
+        f" {detail_of(trainer, 'evaluation_bound_s'):.0f} s"
+    )
 
 
 @dataclass(frozen=True)

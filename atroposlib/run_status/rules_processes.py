@@ -262,6 +262,17 @@ def trainer_bound(e: Evidence) -> Lines:
     )
 
 
+@rule(44, "waiting", "the trainer waits for an evaluation")
+@fix(
+    "wait; evaluation: {where: held} or dir lets training go on, evaluation_timeout_s bounds it"
+)
+def trainer_evaluates(e: Evidence) -> Lines:
+    evaluation = ev.evaluation_text(e.trainer) if e.trainer else ""
+    if e.phase != ev.EVALUATING or not evaluation or not e.idle("acked"):
+        return []
+    return [evaluation, ev.activity_of(e.trainer) if e.trainer else ""]
+
+
 @rule(14, "stuck", "environments see a full queue that makes no batch")
 @fix("choose a batch size that the group sizes divide; raise --env.max_batches_offpolicy")
 def full_without_batch(e: Evidence) -> Lines:

@@ -24,6 +24,7 @@ from atroposlib.run_status.evidence import (
     Finding,
     Process,
     detail_of,
+    evaluation_text,
     shown_name,
     silence_s,
 )
@@ -48,7 +49,7 @@ class ProcessLine:
     """Present activity of a process, or its silence."""
 
     role: str
-    name: str  # the name in its heartbeats, new at each start of an environment
+    name: str  # the name in its heartbeats, new at each start of an environment; of an evaluation empty
     label: str  # the name that views show
     state: ProcessState
     text: str
@@ -154,7 +155,10 @@ def _activity(e: Evidence) -> str:
 
 
 def process_lines(e: Evidence) -> Iterable[ProcessLine]:
-    """A line per process, by role; of processes that a successor replaced, none."""
+    """A line per process, by role; of processes that a successor replaced, none.
+
+    An evaluation that a trainer reports has a line too.
+    """
     silent = {process["name"] for role in _ROLES for process in e.silent(role)}
     for process in sorted(e.processes, key=lambda process: str(process["role"])):
         ended = "ended" in process["details"]
@@ -166,6 +170,8 @@ def process_lines(e: Evidence) -> Iterable[ProcessLine]:
         yield ProcessLine(
             str(process["role"]), str(process["name"]), shown_name(process), state, text
         )
+        if state in ("works", "waits") and (evaluation := evaluation_text(process)):
+            yield ProcessLine("eval", "", "evaluation", "works", evaluation)
 
 
 _ROLES = ("trainer", "env", "inference", "tool")

@@ -13,9 +13,11 @@ STATIC = Path(__file__).with_name("static")
 SHARED = frozenset(
     "app.js api.js chart.js dom.js kept.js style.css icon.svg uplot.js uplot.css uplot.LICENSE".split()
 )
-INDENTED = (".js", ".css")  # without a text that spans lines
-# Indentation, and lines that are comments or empty.
-_LEFT_OUT = re.compile(rb"^ *//.*\n|^\n|^ +", re.MULTILINE)
+INDENTED = (".js", ".css")  # without a text that spans lines, and without " // " in a text
+# Indentation, and lines that are comments or empty; then comments at the end of a line of code.
+_LEFT_OUT = re.compile(rb"^ *//.*\n|^\n|^ +| +// .*$", re.MULTILINE)
+# Spaces around the marks of a rule.
+_SPACED = re.compile(rb"([{}:;,]) +| +([{}]) *")
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -36,9 +38,11 @@ HEADERS = {
 
 
 def content_of(path: Path) -> bytes:
-    """A file of the page as a browser gets it: without indentation and lines of comments."""
+    """A file of the page as a browser gets it: without indentation, comments, spaces of styles."""
     content = path.read_bytes()
-    return _LEFT_OUT.sub(b"", content) if path.suffix in INDENTED else content
+    if path.suffix in INDENTED:
+        content = _LEFT_OUT.sub(b"", content)
+    return _SPACED.sub(rb"\1\2", content) if path.suffix == ".css" else content
 
 
 @cache

@@ -45,6 +45,7 @@ class HeartbeatThread:
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
         self.servers: Callable[[], list[ServerState]] = list  # called for each beat
+        self._evaluation: Callable[[], dict[str, float | int | str]] = dict  # likewise
         self._phase_since = self._wait_since = time.monotonic()
         self._wait_cause: WaitCause = "other"
         self._spent: dict[str, deque[float]] = {}  # s in the last visits of each phase
@@ -88,6 +89,10 @@ class HeartbeatThread:
             )
         self._wake.set()
 
+    def follow_evaluation(self, progress: Callable[[], dict[str, float | int | str]]) -> None:
+        """Add to each beat the details of an evaluation that runs; ``progress`` gives them."""
+        self._evaluation = progress
+
     def waiting_on(self, what: str | None, cause: WaitCause = "other") -> None:
         """Keep the phase and set the resource it waits for."""
         self.phase(self._beat.phase, what, cause)
@@ -95,8 +100,9 @@ class HeartbeatThread:
     def _timed_heartbeat(self) -> Heartbeat:
         """The heartbeat of this moment, with the seconds in its phase and their median."""
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
+        evaluation = self._evaluation()
         with self._lock:
-            beat, details = self._beat, dict(self._beat.details)
+            beat, details = self._beat, {**self._beat.details, **evaluation}
             waits = []
             if on := beat.waiting_on:
                 age_s = time.monotonic() - self._wait_since

@@ -62,6 +62,7 @@ class Evaluator:
         self._cfg, self._world, self._waits = cfg, world, waits
         self._place, self._report = place, report
         self._running: BackgroundEvaluation | None = None
+        self._present: tuple[Evaluation, float] | None = None  # and when it began, monotonic
         self._is_due = False  # also of an evaluation that was put off
         self.failures = 0
         self.frequency = Frequency(
@@ -78,6 +79,8 @@ class Evaluator:
             run_on_rank0(self._world, lambda: self._note_earlier(state))
         if not cfg.eval_at_start or not cfg.evaluates or state.step > 0:
             return
+        if self._waits is not None:
+            self._waits.phase("evaluating")
         if self._place is None:
             run_on_rank0(self._world, lambda: self._report(self._wait_for(state, urls)))
         else:
@@ -105,6 +108,20 @@ class Evaluator:
         self._begin_if_due(self._place, state, due)
         return {"eval_failures": float(self.failures)} if self.failures else {}
 
+    def progress(self) -> dict[str, float | int | str]:
+        """Details of a heartbeat about the evaluation that runs; empty if none does."""
+        present, running = self._present, self._running
+        if present is None or (running and running.has_ended):
+            return {}
+        evaluation, began = present
+        return {
+            "evaluated_step": evaluation.step,
+            "evaluated_version": evaluation.version,
+            "evaluation_where": evaluation.where,
+            "evaluation_s": round(time.monotonic() - began, 1),
+            "evaluation_bound_s": self._cfg.eval_timeout_s,
+        }
+
     def finish(self) -> None:
         """Wait for the evaluation that still runs, at most until its bound; training is done."""
         if self._place is not None:
@@ -115,7 +132,7 @@ class Evaluator:
         if self._running is not None:
             self._running.stop("the trainer ended")
             self._running.thread.join(END_S)
-            self._running = None
+            self._running = self._present = None
 
     def _begin_if_due(
         self, place: EvaluationPlace, state: TrainerState, due: Callable[[], bool]
@@ -143,6 +160,7 @@ class Evaluator:
                 self._waits("the evaluation")
 
         evaluation = Evaluation(state.step, state.version, cfg.eval_where, [*urls])
+        self._present = evaluation, began
         try:
             jobs = jobs_of(cfg, state, state.version, urls, out)
             until = began + cfg.eval_timeout_s
@@ -150,6 +168,8 @@ class Evaluator:
             evaluation = evaluation.with_results(parts, time.monotonic() - began)
         except (OSError, ValueError, AtroposError) as error:
             evaluation = evaluation.with_problem(str(error), time.monotonic() - began)
+        finally:
+            self._present = None
         self._count(evaluation)
         return evaluation
 
@@ -189,12 +209,13 @@ class Evaluator:
         shutil.rmtree(out, ignore_errors=True)  # leftovers of an evaluation that is repeated
         evaluation = Evaluation(state.step, version, self._cfg.eval_where, urls)
         self._running = BackgroundEvaluation(self._cfg, place, state, evaluation, out)
+        self._present = evaluation, time.monotonic()
         return True
 
     def _collect(self) -> None:
         running = self._running
         if running is not None and not running.thread.is_alive():
-            self._running = None
+            self._running = self._present = None
             self._log(running.evaluation, running.out)
 
     def _log(self, evaluation: Evaluation, out: Path) -> None:
@@ -249,6 +270,10 @@ class BackgroundEvaluation:
         """Begin; with a ``problem`` only to note it, and to give the servers back."""
         self._problem = problem
         self.thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.evaluation.outcome is not EvaluationOutcome.RUNNING
 
     def stop(self, why: str) -> None:
         """End it soon, with the results that it has by then."""

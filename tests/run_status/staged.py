@@ -20,6 +20,16 @@ def trainer(phase="training", **more):
     return process("trainer", "atropos-grpo m", phase, **more)
 
 
+# What a trainer reports while an evaluation runs.
+EVALUATION = {
+    "evaluated_step": 20,
+    "evaluated_version": 20,
+    "evaluation_where": "dir",
+    "evaluation_s": 34.0,
+    "evaluation_bound_s": 600.0,
+}
+
+
 def env(phase="rollout", waiting_on=None, name="sums-0a1b2c", **more):
     details = {"rollouts_running": 8, "oldest_rollout_s": 3.0, **more}
     return process("env", name, phase, waiting_on, **details)

@@ -11,6 +11,7 @@ from atroposlib.run_status import evidence as words, rules_processes as rules
 from atroposlib.run_status.diagnosis import diagnose
 from atroposlib.run_status.evidence import Rule, RunSample
 from tests.run_status.staged import (
+    EVALUATION,
     HEALTHY,
     SERVER,
     STATUS,
@@ -108,6 +109,11 @@ STALLS = {
         still(WAITING, env("paused: not admitted", "more than 2 versions later")),
         "stuck",
         "more than 2 versions later",
+    ),
+    "trainer-evaluates": (
+        still(trainer("evaluating", waiting_on="the evaluation", **EVALUATION), PAUSED),
+        "waiting",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
     ),
     "trainer-bound": (still(trainer(), PAUSED, server()), "waiting", "48 sequences queued"),
     "full-without-batch": (still(WAITING, PAUSED, server()), "stuck", "48 of 512"),

@@ -11,7 +11,7 @@ from atroposlib.api.server import create_app
 from atroposlib.run_status import top, why
 from atroposlib.run_status.polling import RunReport
 from atroposlib.run_status.verdict import document_of, judge
-from tests.run_status.staged import HEALTHY, env, moving, server, still, trainer
+from tests.run_status.staged import EVALUATION, HEALTHY, env, moving, server, still, trainer
 from tests.serving import served
 
 
@@ -55,6 +55,16 @@ def test_servers_of_a_machine_differ_in_what_the_table_shows():
     servers = [server(name=f"http://127.0.0.1:{port}/v1") for port in (45000, 45001)]
     page = "\n".join(shown(moving(trainer(), env(), *servers)))
     assert "127.0.0.1:45000" in page and "127.0.0.1:45001" in page
+
+
+def test_an_evaluation_in_the_background_has_a_line():
+    page = shown(moving(trainer(**EVALUATION), env(), server()))
+    [line] = [line for line in page if line.startswith("eval")]
+    assert line.split(maxsplit=2) == [
+        "eval",
+        "evaluation",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
+    ]
 
 
 def test_a_silent_process_is_grey_and_its_last_wait_is_not_shown():

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.run_status.verdict import EXIT_STATUS, judge, process_lines, waits_of
-from tests.run_status.staged import HEALTHY, env, moving, process, server, still, trainer
+from tests.run_status.staged import (
+    EVALUATION,
+    HEALTHY,
+    env,
+    moving,
+    process,
+    server,
+    still,
+    trainer,
+)
 from tests.run_status.test_rules_processes import PAUSED, STALLS, WAITING
 
 
@@ -91,6 +100,16 @@ def test_each_process_has_a_line_with_its_waits_and_their_ages():
     assert (
         text == "rollout, waits for rollout API: HTTP 429 (11 s); a group worth keeping (41 s)"
     )
+
+
+def test_an_evaluation_in_the_background_has_a_line_while_the_trainer_trains():
+    lines = lines_of(moving(trainer(**EVALUATION), env(), server()))
+    assert lines["evaluation"] == (
+        "works",
+        "version 20 of step 20 (dir), 35 s of at most 600 s",
+    )
+    silent = moving(trainer(**EVALUATION) | {"age_s": 26.0}, env(), server())
+    assert "evaluation" not in lines_of(silent)
 
 
 @pytest.mark.parametrize("phase", ["paused by an operator", "drained by an operator"])

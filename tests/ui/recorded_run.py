@@ -22,6 +22,7 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.client.environment import AsyncRolloutClient
 from atroposlib.client.trainer import RolloutClient
+from atroposlib.run_status.task_history import FOLDER, HistoryLine
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
 from atroposlib.wire.notes import GroupNotes, pack_notes
 from atroposlib.wire.status import ServerState
@@ -45,6 +46,10 @@ HOSTILE = [
     "<style>*{display:none}</style><base href=http://evil.example><svg onload=window.pwned=4>",
     "x" * 1_000_000,
 ]
+
+
+# Numbers of a game against an earlier version, and of one against the present version.
+AGAINST = ({"opponent/fallback": 0.0, "opponent/version": 2.0}, {"opponent/fallback": 1.0})
 
 
 def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> Path:
@@ -150,7 +155,8 @@ def recorded_run(
     long = " ".join(all_texts()) + "\n"
     directory = write_word_tokenizer(folder / "tokenizer", [*all_texts(), *HOSTILE, long])
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    store = open_store("sqlite", folder / "data", archive_bytes=2**28)
+    _write_tasks(folder, HOSTILE[0] if hostile else "gsm8k")
+    store = open_store("sqlite", folder / "queue", archive_bytes=2**28)
     app = create_app(store, tokens=TokenFile(tokens) if tokens else None)
     with served(app) as url:
         record = _run(url, token, str(directory), backend, steps, hostile, long)
@@ -160,6 +166,19 @@ def recorded_run(
             threads.submit(asyncio.run, record).result()
         app.state.service.context.indexer.flush()
         yield url, app
+
+
+def _write_tasks(folder: Path, hostile: str) -> None:
+    """Write what an environment with a curriculum observed."""
+    (folder / FOLDER).mkdir()
+    seen = [("clips/1", "useful", (0.0, 0.5, 0.75)), (hostile, "too_hard", (0.0, 0.0))]
+    lines = [
+        HistoryLine(4 * at, task, success, success > 0, 60, 4 * at, pool)
+        for task, pool, successes in seen
+        for at, success in enumerate(successes)
+    ]
+    text = "".join(json.dumps(vars(line)) + "\n" for line in lines)
+    (folder / FOLDER / "gsm8k_0.jsonl").write_text(text)
 
 
 def registration(tokenizer: str) -> wire.Registration:
@@ -202,7 +221,7 @@ async def _run(
             made = texts(number, rng, step, steps)
             facts = [
                 {
-                    "metrics": {"exact": float(score == 1)},
+                    "metrics": {"exact": float(score == 1), **AGAINST[at]},
                     "timings": {"generate": rng.uniform(1, 4)},
                 }
                 for score in made[2]

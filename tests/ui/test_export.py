@@ -155,13 +155,26 @@ def test_an_exported_run_is_read_without_a_server(browser, tab, tmp_path, capsys
     with recorded_run(tmp_path / "run") as (_, app):
         pass
     file = tmp_path / "one.html"
-    view([str(tmp_path / "run" / "data"), "--export", str(file), "sort=-reward"])
+    view([str(tmp_path / "run" / "queue"), "--export", str(file), "sort=-reward"])
     screen = tab("file://")
     kept = selected_rows(file)
-    for name in ("", "rollouts", "batches", "curves", "environments", "weights", "why"):
+    for name in (
+        "",
+        "rollouts",
+        "batches",
+        "curves",
+        "environments",
+        "weights",
+        "why",
+        "tasks",
+    ):
         screen.page.goto(f"{file.as_uri()}#/{name}")
         assert "This view failed" not in screen.ready().locator("main").inner_text()
     page = screen.page
+    assert (
+        page.get_by_role("table", name="Games by the version").locator("tbody tr").count() == 2
+    )
+    assert page.locator("select").count() == 0  # the file has one order and one score
     page.goto(f"{file.as_uri()}#/rollouts?reward=0.9..1")
     good = [row for row in kept if row["reward"] >= 0.9]
     page.locator(".count b", has_text=re.compile(f"^{len(good)}$")).wait_for()

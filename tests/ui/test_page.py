@@ -12,6 +12,7 @@ from atroposlib.api.archive.index import Index
 from atroposlib.api.server import create_view
 from atroposlib.api.store.memory import MemoryStore
 from tests.api.archive.rollouts import group, row
+from tests.run_status.staged import EVALUATION
 from tests.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -24,6 +25,7 @@ VIEWS = (
     "rollouts",
     "group/1",
     "tokens/1/0",
+    "tasks",
     "curves",
     "weights",
     "why",
@@ -128,6 +130,47 @@ def test_the_timeline_has_a_block_per_version_of_each_server(run, tab):
     assert row.split("\t")[0] == "1" and "1.5 s" in row
 
 
+def test_tasks_are_shown_by_success_with_their_pools_and_lead_to_their_item(run, tab):
+    page = tab(run).open("#/tasks")
+    assert "retired at the end\n0 too easy, 1 too hard" in page.locator("main").inner_text()
+    pools = page.get_by_role("table", name="Pools of gsm8k_0").locator("tbody tr")
+    assert pools.count() == 3  # parts of the run
+    assert (
+        pools.first.locator("[role=img]").get_attribute("title")
+        == "too hard 50 %, useful 50 %"
+    )
+    tasks = page.get_by_role("table", name="Tasks of gsm8k_0").locator("tbody tr")
+    assert [row.locator("td").nth(4).inner_text() for row in tasks.all()] == ["0.00", "0.75"]
+    bars = tasks.nth(1).locator(".bins")
+    assert bars.get_attribute("aria-label") == "0 – – – 0.50 – – – 0.75 –"
+    page.get_by_label("Order of the tasks").select_option("easiest")
+    page.wait_for_url(re.compile("order=easiest"))
+    tasks.first.get_by_text("clips/1").click()
+    page.wait_for_url(re.compile("#/item/clips%2F1"))
+
+
+def test_games_are_shown_by_the_version_of_the_opponent(run, tab):
+    page = tab(run).open("#/tasks")
+    rows = page.get_by_role("table", name="Games by the version").locator("tbody tr")
+    assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["2", "present"]
+    page.get_by_label("Score").select_option("exact")
+    page.wait_for_url(re.compile("score=exact"))
+    wins = httpx.get(f"{run}/explore/wins?score=exact").json()["opponents"]
+    for one in wins:
+        rows.get_by_text(f"{one['score']:.3f} ± {one['stderr']:.3f}").first.wait_for()
+
+
+def test_a_running_evaluation_has_a_line_among_the_processes(run, tab):
+    beat = {"role": "trainer", "name": "trainer", "phase": "training", "details": EVALUATION}
+    assert httpx.post(f"{run}/heartbeat", json=beat).status_code == 200
+    page = tab(run).open("#/")
+    line = page.get_by_role("table", name="Processes").locator("tr", has_text="eval")
+    assert (
+        "version 20 of step 20" in line.inner_text()
+        and "of at most 600 s" in line.inner_text()
+    )
+
+
 def test_a_step_is_pinned_and_unpinned_on_the_page(run, tab):
     page = tab(run).open("#/batch/2")
     for word, other in (("pin", "unpin"), ("unpin", "pin")):
@@ -210,6 +253,7 @@ def test_hostile_texts_are_shown_as_text_and_marks_as_escapes(run, tab):
         "rollouts",
         "environments",
         "batches",
+        "tasks",
     ):
         page = screen.open(f"#/{view}")
         assert (

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from atroposlib.ui import INDENTED, STATIC, assets
+from atroposlib.ui import INDENTED, STATIC, assets, content_of
 from atroposlib.ui.export import EXPORTED
 
 MAX_BYTES = 150 * 1024
@@ -66,8 +66,26 @@ def test_no_text_spans_lines_because_indentation_is_left_out(path):
         assert [line for line in lines if line.count("`") % 2] == []
 
 
-def test_files_are_sent_without_indentation_and_lines_of_comments():
+def test_files_are_sent_without_indentation_and_comments():
     script, source = assets()["dom.js"][0], (STATIC / "dom.js").read_bytes()
-    lines = [line.strip() for line in source.splitlines()]
+    lines = [line.strip().partition(b" // ")[0].rstrip() for line in source.splitlines()]
     sent = [line for line in lines if line and not line.startswith(b"//")]
     assert script.splitlines() == sent and len(sent) < len(lines)
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_two_slashes_between_spaces_begin_a_comment_and_are_in_no_text(path):
+    for line in path.read_text(encoding="utf-8").splitlines():
+        code, slashes, _ = line.partition(" // ")
+        assert not slashes or all(code.count(mark) % 2 == 0 for mark in "\"'`"), line
+
+
+def test_a_style_is_sent_without_spaces_that_have_no_meaning(tmp_path):
+    style = tmp_path / "a.css"
+    style.write_text(
+        'a > b :hover { margin: 0 2px; content: "x y"; font: 1px/2 var(--a), serif; }\n'
+    )
+    assert (
+        content_of(style)
+        == b'a > b :hover{margin:0 2px;content:"x y";font:1px/2 var(--a),serif;}\n'
+    )

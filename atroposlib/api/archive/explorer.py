@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,8 +34,11 @@ from atroposlib.api.archive.row_texts import (
 from atroposlib.api.archive.run_views import RunViews, histogram_field, histogram_of
 from atroposlib.api.archive.selection import SAMPLE, ChosenRows, row_kinds
 from atroposlib.api.archive.token_balance import index_account
+from atroposlib.api.archive.wins import Wins, wins_of
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownGroup
+from atroposlib.run_status.task_history import ORDERS, TaskPage, task_page
+from atroposlib.utils.command.run_folder import DATA_FOLDERS
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from atroposlib.wire import explore
@@ -237,6 +241,27 @@ class Explorer(RunViews):
         )  # all processes of an ended run are over
         accounts = [about.accounts[name] for name in sorted(about.accounts)]
         return index_account(self.index, accounts, now, by)
+
+    def tasks(self, given: Mapping[str, str]) -> TaskPage:
+        """Tasks by success over steps and their pools, of environments with a curriculum.
+
+        Raises:
+            ConfigError: an unknown order.
+        """
+        require_known_filters(given, "env", "order", "limit")
+        order, folder = given.get("order", ORDERS[0]), self._about().checkpoint_dir
+        if order not in ORDERS:
+            raise ConfigError(f"order: one of {', '.join(ORDERS)}")
+        places = [Path(folder)] if folder else []
+        archive = self._store.archive
+        data = None if archive is None else archive.parent.parent
+        if data is not None and data.name in DATA_FOLDERS:  # in the folder of a run
+            places += [data.parent, data.parent / "checkpoints"]
+        return task_page(places, given.get("env"), order, limit_of(given))
+
+    def wins(self, given: Mapping[str, str]) -> Wins:
+        """Games against earlier versions of the policy, by version: their mean score."""
+        return wins_of(self.index, self._store, given)
 
     # --- a group --------------------------------------------------------------------
 

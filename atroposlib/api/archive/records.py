@@ -42,6 +42,7 @@ class RunFacts:
     max_token_len: int = -1
     vocab_size: int | None = None
     accounts: Mapping[str, ProcessAccount] = field(default_factory=dict)
+    checkpoint_dir: str = ""  # of the trainer; environments write there too
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
@@ -60,6 +61,7 @@ class RunFacts:
             max_token_len=-1 if run.trainer is None else run.trainer.max_token_len,
             vocab_size=None if run.trainer is None else run.trainer.vocab_size,
             accounts=run.accounts,
+            checkpoint_dir="" if run.trainer is None else run.trainer.checkpoint_dir,
         )
 
 

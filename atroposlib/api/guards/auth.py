@@ -63,6 +63,8 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
             "weights",
             "events",
             "account",
+            "tasks",
+            "wins",
         )
     },
     ("GET", "/explore/batches/{no}"): READ,

@@ -46,6 +46,8 @@ def explore_routes(explorer: Explorer) -> APIRouter:
         "weights",
         "events",
         "account",
+        "tasks",
+        "wins",
     ):
         page(name)
 

@@ -1,39 +1,20 @@
-"""History of observed groups: a line each, for ``atropos env tasks``.
-
-{"step": 12, "task": "3 + 4", "success": 0.5, "useful": true, "tokens": 96, "version": 12, ...}
-"""
+"""History of observed groups: a line each, for ``atropos env tasks`` and the page."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from atroposlib.envs.curriculum.interface import ObservedGroup
 from atroposlib.envs.rollout.groups import item_label
+from atroposlib.run_status.task_history import FOLDER, OLDER
+from atroposlib.text.lines import json_line
 
 logger = logging.getLogger(__name__)
-FOLDER = "env_curriculum"  # a folder in the trainer's
-OLDER = ".1"  # suffix of the file before the current file
 MAX_BYTES = 32 * 2**20  # bound of a file; two files are kept
-
-
-@dataclass(frozen=True)
-class HistoryLine:
-    """A group of a task, as the history has it."""
-
-    step: int
-    task: str
-    success: float | None
-    useful: bool
-    tokens: int
-    version: int = 0
-    pool: str | None = None  # the pool after the group
 
 
 class TaskHistory:
@@ -67,7 +48,7 @@ class TaskHistory:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a", encoding="utf-8")
-            self._file.write(json.dumps(entry) + "\n")
+            self._file.write(json_line(entry))
             self._file.flush()
             if self._file.tell() > MAX_BYTES:
                 self._file.close()
@@ -82,14 +63,3 @@ class TaskHistory:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def history_lines(path: Path) -> Iterator[HistoryLine]:
-    """The lines of a history, oldest first; a torn last line is left out."""
-    for file in (Path(f"{path}{OLDER}"), path):
-        if not file.is_file():
-            continue
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield HistoryLine(**json.loads(line))

@@ -108,6 +108,8 @@ export const orDash = (value) => (known(value) && value !== "" ? value : DASH);
 
 export const empty = (what, how) => h("p", { class: "empty" }, h("b", {}, what), how ? ` ${how}` : "");
 export const section = (title, ...body) => h("section", {}, h("h2", {}, title), ...body);
+export const choice = (label, values, value, change) => h("select", { "aria-label": label, onchange: ({ target }) => change(target.value, target.selectedIndex) },
+  values.map((one) => h("option", { value: one, selected: one === value }, one)));
 export const chip = (name, drop, ...words) => h("span", { class: "chip" }, words, h("button", { "aria-label": `Remove ${name}`, onclick: drop }, "×"));
 export const facts = (...pairs) => h("dl", { class: "facts" },
   pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.archive.certified import trained_run
 from tests.api.harness import Api, sampled
+from tests.certificate.certified import trained_run
 
 PATH = "/explore/batches/1/certificate"
 
@@ -68,7 +68,7 @@ async def test_a_row_that_the_stored_group_lacks_is_refuted(kept):
 
 
 async def test_a_sample_in_two_groups_of_a_batch_is_refuted(kept, monkeypatch):
-    from tests.api.archive import certified
+    from tests.certificate import certified
 
     group = certified.sealed_group(incarnation=1)
     monkeypatch.setattr(

@@ -9,8 +9,9 @@ import pytest
 
 from atroposlib.api.archive.explorer import Explorer, values_in_span
 from atroposlib.errors import ConfigError, UnknownGroup
+from atroposlib.run_status.task_history import FOLDER
 from tests.api.archive.rollouts import notes
-from tests.api.harness import sampled
+from tests.api.harness import Api, sampled
 
 PICTURE = "data:image/png;base64,iVBORw=="
 
@@ -166,3 +167,34 @@ async def test_a_histogram_counts_the_rows_that_a_search_finds(talking):
     assert talking.histogram({"q": "nowhere"}).bins == []
     with pytest.raises(ConfigError):
         talking.histogram({"q": "a", "field": "env"})
+
+
+LINES = (
+    {"step": 0, "task": "a", "success": 0.5, "useful": True, "tokens": 8, "pool": "useful"},
+    {
+        "step": 1,
+        "task": "<b>",
+        "success": 0.0,
+        "useful": False,
+        "tokens": 8,
+        "pool": "too_hard",
+    },
+)
+
+
+@pytest.mark.parametrize("place", ["the trainer's folder", "the folder of the run"])
+async def test_tasks_are_those_that_environments_with_a_curriculum_wrote(tmp_path, place):
+    api = Api(tmp_path / "queue", "sqlite")
+    folder = tmp_path if place == "the folder of the run" else tmp_path / "trainer"
+    await api.started(checkpoint_dir=str(tmp_path / "trainer"))
+    assert await api.get("/explore/tasks") == {"envs": []}
+    history = folder / FOLDER / "sums_0.jsonl"
+    history.parent.mkdir(parents=True)
+    history.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    [own] = (await api.get("/explore/tasks?limit=1"))["envs"]
+    assert (own["env"], own["n_tasks"], own["groups"]) == ("sums_0", 2, 2)
+    assert [task["task"] for task in own["tasks"]] == ["<b>"]  # the hardest
+    assert [part["pools"] for part in own["parts"]] == [{"useful": 1}, {"too_hard": 1}]
+    assert (await api.get("/explore/tasks?env=other"))["envs"] == []
+    assert (await api.http.get("/explore/tasks?order=no")).status_code == 422
+    await api.end()

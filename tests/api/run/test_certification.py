@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.archive.certified import SEALING, post_sealed
 from tests.api.harness import sampled
+from tests.certificate.certified import SEALING, post_sealed
 
 
 async def run_that(api, policy):

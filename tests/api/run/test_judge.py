@@ -14,6 +14,7 @@ from atroposlib.envs.runtime.sender import GroupStats
 from example_trainer.run.metrics_log import mismatch_details
 from example_trainer.weights.agreement import Agreement
 from tests.api.harness import ENV, Api, sampled
+from tests.run_status.staged import EVALUATION
 
 FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": None}
 
@@ -213,6 +214,15 @@ async def slow_trainer(api):
     await beat(api, "env", "paused: queue full", "the trainer to take a batch")
 
 
+async def waiting_for_an_evaluation(api):
+    generation, env = await joined(api)
+    await send(api, env, 2, groups=4)
+    await api.trained(generation)
+    api.now += 90
+    await beat(api, "trainer", "evaluating", "the evaluation", **EVALUATION)
+    await beat(api, "env", "paused: queue full", "the trainer to take a batch")
+
+
 async def a_gap(api):
     """Groups of 6 and 4 make 14, and three of 6 with one of 4 do not: the queue is full."""
     envs = (ENV | {"group_size": 6}, ENV | {"group_size": 4, "desired_name": "four"})
@@ -396,6 +406,10 @@ STALLS = {
     "same-scores": (equal_scores, "8 of the last 8 groups dropped, same_scores: all 0"),
     "groups-dropped": (long_rows, "too_long: 900 of 512 tokens"),
     "trainer-bound": (slow_trainer, "4 sequences queued"),
+    "trainer-evaluates": (
+        waiting_for_an_evaluation,
+        "version 20 of step 20 (dir), 34 s of at most",
+    ),
     "full-without-batch": (a_gap, "waiting for groups that fill the gap"),
     "dead-batches": (deadly_batch, "1 batches, 2 groups dead"),
     "stale-drops": (old_groups, "8 of 10 groups were dropped as stale"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.archive.certified import trained_run
 from tests.api.harness import Api
+from tests.certificate.certified import trained_run
 from tests.postgres_server import postgres
 
 __all__ = ["postgres"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atroposlib.envs.curriculum import history
-from atroposlib.envs.curriculum.history import FOLDER, TaskHistory, history_lines
+from atroposlib.envs.curriculum.history import TaskHistory
+from atroposlib.run_status.task_history import FOLDER, history_lines
 from tests.envs.curriculum.conftest import group, rows
 
 
@@ -12,7 +13,7 @@ def test_each_group_is_a_line_and_a_torn_line_is_left_out(tmp_path):
     written = TaskHistory()
     written.open(str(tmp_path), "my env")
     written.write(group(task, 1.0, 0.0), {"id": "a"}, 3, "useful")
-    written.write(group(task), {"id": "b"}, 4, None)
+    written.write(group(task), {"id": "b\ud800"}, 4, None)
     written.close()
     path = tmp_path / FOLDER / "my_env.jsonl"
     with path.open("a") as file:
@@ -22,7 +23,7 @@ def test_each_group_is_a_line_and_a_torn_line_is_left_out(tmp_path):
         (line.step, line.task, line.success, line.useful, line.pool) for line in lines
     ] == [
         (3, "a", 0.5, True, "useful"),
-        (4, "b", None, False, None),
+        (4, "b\ufffd", None, False, None),
     ]
 
 

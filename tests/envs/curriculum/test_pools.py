@@ -114,3 +114,14 @@ def test_a_restored_sampler_goes_on_as_the_old_one(before, after):
     new.restore(old.state())
     assert follow(new, after) == follow(old, after)
     assert new.metrics() == old.metrics()
+
+
+def test_an_old_estimate_behind_a_newer_one_keeps_its_pool_over_a_restart():
+    old, new = (DifficultyPools(rows(2), half_life=1.0, explore=0) for _ in range(2))
+    first, second = old.draw(), old.draw()
+    old.observe(group(second, 0.0, version=0))
+    old.observe(group(first, 0.0, version=4))  # the estimate of the second: 1 / 16 of a group
+    # The second is not looked at before the first, which was drawn longer ago.
+    new.restore(old.state())
+    assert old.pool(second.number) == new.pool(second.number) == HARD
+    assert new.draw() == old.draw() == first

@@ -49,6 +49,14 @@ def test_a_phase_that_was_left_before_has_the_median_of_its_seconds():
     assert 0 <= found["phase_median_s"] < 30 and 0 <= found["phase_s"] < 30
 
 
+def test_a_heartbeat_has_an_evaluation_only_while_it_runs():
+    pulse = HeartbeatThread(lambda beat: None, "trainer x")
+    pulse.follow_evaluation(lambda: {"evaluated_version": 20})
+    assert pulse._timed_heartbeat().details["evaluated_version"] == 20
+    pulse.follow_evaluation(dict)
+    assert "evaluated_version" not in pulse._timed_heartbeat().details
+
+
 def test_a_publish_waits_on_the_absent_server_and_training_does_not():
     pulse = HeartbeatThread(lambda beat: None, "trainer x")
     pulse.servers = lambda: [

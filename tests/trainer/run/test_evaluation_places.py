@@ -71,7 +71,10 @@ def test_a_hung_evaluation_ends_at_its_bound_and_is_no_number(run_with):
         run.step(2)
         run.wait_until((run.folder(2) / "begun").exists)
         run.step(3)  # training goes on
+        progress = run.evaluator.progress()
+        assert progress["evaluated_version"] == 2 and progress["evaluation_bound_s"] == 3.0
         run.wait_for_end()
+        assert run.evaluator.progress() == {}
         assert run.publisher.fleet.held == {}
         assert run.step(5) == {"eval_failures": 1.0}
         (hung,) = run.reported

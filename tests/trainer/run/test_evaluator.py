@@ -135,6 +135,26 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
         evaluator.maybe(STATE, False, [])
 
 
+def test_progress_names_the_evaluation_that_the_trainer_waits_for(config):
+    cfg = config(
+        eval_every_steps=1, eval_command=[sys.executable, "-c", "pass"], eval_timeout_s=60.0
+    )
+    waits = WaitReporter(StopSignal(), HeartbeatThread(lambda beat: None, "test"))
+    evaluator, seen = Evaluator(cfg, Ranks.single(), waits), []
+    waits.checks.append(lambda: seen.append(evaluator.progress()))
+    assert evaluator.progress() == {}
+    evaluator.maybe(STATE, False, [])
+    spent_s = seen[0].pop("evaluation_s")
+    assert 0 <= spent_s < 60
+    assert seen[0] == {
+        "evaluated_step": 7,
+        "evaluated_version": 6,
+        "evaluation_where": "shared",
+        "evaluation_bound_s": 60.0,
+    }
+    assert evaluator.progress() == {}
+
+
 def test_evaluations_follow_their_frequency_and_optionally_run_at_the_start(config):
     calls = [sys.executable, "-c", WRITES, "{version}", "{step}", "", "{out}", "{}"]
     cfg = config(eval_every_steps=2, eval_at_start=True, eval_command=calls)

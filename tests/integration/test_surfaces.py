@@ -15,7 +15,7 @@ from atroposlib.run_status.sources import Sources, WatchedRun
 from atroposlib.run_status.verdict import EXIT_STATUS, document_of, judge
 from atroposlib.run_status.view import PlainView, panel
 from atroposlib.wire.status import VerdictReport
-from tests.run_status.staged import HEALTHY, env, moving, server, trainer
+from tests.run_status.staged import EVALUATION, HEALTHY, env, moving, server, trainer
 from tests.run_status.test_rules_processes import PAUSED, STALLS as OF_PROCESSES, WAITING
 from tests.run_status.test_rules_queue import STALLS as OF_THE_QUEUE
 
@@ -36,6 +36,7 @@ HEALTHY_RUNS = {
     "publishes": moving(trainer("publishing weights"), env(), server()),
     "saves": moving(trainer("saving"), env(), server()),
     "evaluates": moving(trainer(), env("evaluating"), server()),
+    "evaluates in the background": moving(trainer(**EVALUATION), env(), server()),
     "slow steps": moving(trainer(**SLOW), PAUSED, server(), usual_step_s=190.0),
     "a queue with a batch": moving(WAITING, env(), server(), blocked_reason=None),
     "an environment that was replaced": moving(

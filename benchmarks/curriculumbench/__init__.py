@@ -1,0 +1,1 @@
+"""Parts of the study of samplers: task sets, and a policy in this process."""
