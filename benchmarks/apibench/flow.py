@@ -25,10 +25,10 @@ class Flow:
     frames: bool  # claim and ack in binary; False: the old way in JSON
     groups_per_batch: int
     groups_ahead: int  # groups posted and not yet taken, at most
-    room_bytes: int  # of a batch
+    room_bytes: int  # size of the largest batch
     sent_bytes: int = 0
     taken_bytes: int = 0
-    post_s: list[float] = field(default_factory=list)  # of each post
+    post_s: list[float] = field(default_factory=list)  # seconds of each post
     failure: Exception | None = None
 
     def run(self) -> None:
