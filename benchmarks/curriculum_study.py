@@ -185,7 +185,7 @@ def run_study(
             for target in TARGETS
         },
         "curve": curve,  # tokens, steps, held-out score with its standard error
-        "held_out": held_out,  # at the end, of each task
+        "held_out": held_out,  # mean score of each task at the end
         "metrics": chooser.metrics(),
         "seconds": time.monotonic() - begun,
     }

@@ -2,7 +2,7 @@
 
     python scripts/recipes.py calculator --seeds 0 1 2 [--started]
 
-The commands are those in the comment at the head of the recipe: they start once (not with
+The commands stand in the comment at the head of the recipe: the start commands run once (not with
 ``--started``), then the run goes with each seed, into runs/NAME/seed-S. docs/recipes/NAME.json is
 written after each seed, and the gallery shows it. See ``read_recipe`` for the form of the comment.
 """
@@ -36,7 +36,7 @@ class RecipeText:
     name: str
     about: str
     held_out: str  # name of the figure: eval/ENVIRONMENT/METRIC
-    meaning: str  # of the figure, in words
+    meaning: str  # the figure in words
     start: tuple[str, ...]  # commands
     run: str
     on_gpu: str  # the command with what to change for one GPU
@@ -139,7 +139,9 @@ def held_out_figures(rows: list[dict[str, Any]], held_out: str) -> Iterator[list
     for row in rows:
         if (value := row.get(held_out)) is not None:
             error = row.get(f"{run}/stderr/{metric}") or 0.0
-            yield [row.get("evaluated_step", row["step"]), round(value, 3), round(error, 3)]
+            # A result behind the last step has a line without a step.
+            step = row["evaluated_step"] if "evaluated_step" in row else row["step"]
+            yield [step, round(value, 3), round(error, 3)]
 
 
 def processors() -> str:

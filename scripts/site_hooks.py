@@ -35,6 +35,8 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
     "environments/README.md": "ready-environments.md",
     "docs/examples/one_group.ipynb": "examples/one_group.md",
+    "docs/examples/calculator.ipynb": "examples/calculator.md",
+    "docs/examples/self_play.ipynb": "examples/self_play.md",
 }
 # Linked from pages, but not a page of the site.
 HOME = {"README.md": "index.md", "AGENTS.md": "project/contributing.md"}

@@ -75,8 +75,8 @@ class EnvTasks:
     tokens: int
     n_tasks: int
     retired: dict[str, int]  # tasks at the end, by pool
-    parts: list[RunPart]  # without parts that have no group
-    tasks: list[TaskSummary]  # in the order that the reader asks for
+    parts: list[RunPart]  # parts that have a group
+    tasks: list[TaskSummary]  # ordered as the reader asks
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def env_tasks(env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0]) ->
 
 
 def task_page(places: Sequence[Path], env: str | None, order: str, most: int) -> TaskPage:
-    """The environments of a run, or one of them, each with its first ``most`` tasks."""
+    """Environments of a run, or the environment ``env``, with at most ``most`` tasks each."""
     files = [file for file in history_files(places) if env in (None, file.stem)]
     read = (env_tasks(file.stem, list(history_lines(file)), order) for file in files)
     return TaskPage([replace(own, tasks=own.tasks[:most]) for own in read])
@@ -192,7 +192,8 @@ def tasks_by_order(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary
     """Tasks by success, by their last step, or by their number of useful groups."""
 
     def key(task: TaskSummary) -> float:
-        success = 2.0 if task.success is None else task.success  # without success: last
+        # A task without any success known is last.
+        success = 2.0 if task.success is None else task.success
         sizes = {
             "hardest": success,
             "easiest": -success if task.success is not None else 1.0,

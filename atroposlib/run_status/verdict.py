@@ -97,7 +97,7 @@ def state_of(findings: Sequence[Finding]) -> State:
 
 
 def _cause_of(state: State, findings: Sequence[Finding]) -> Finding | None:
-    """The finding that the verdict tells first; None for a healthy run."""
+    """The finding that the verdict names first; None for a healthy run."""
     if state == "healthy":
         return None
     if state == "done":

@@ -13,7 +13,8 @@ STATIC = Path(__file__).with_name("static")
 SHARED = frozenset(
     "app.js api.js chart.js dom.js kept.js style.css icon.svg uplot.js uplot.css uplot.LICENSE".split()
 )
-INDENTED = (".js", ".css")  # without a text that spans lines, and without " // " in a text
+# No text in these spans lines or has " // " in it.
+INDENTED = (".js", ".css")
 # Indentation, and lines that are comments or empty; then comments at the end of a line of code.
 _LEFT_OUT = re.compile(rb"^ *//.*\n|^\n|^ +| +// .*$", re.MULTILINE)
 # Spaces around the marks of a rule.

@@ -42,7 +42,7 @@ def _one(pid: int) -> Usage:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most memory that ``pid`` itself had resident at a time."""
+    """The most memory that ``pid`` alone had resident at a time."""
     for line in (_PROC / str(pid) / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

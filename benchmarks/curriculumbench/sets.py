@@ -17,7 +17,7 @@ HELD_OUT = 128
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks, the function that plays and scores them, and replies to imitate."""
+    """Tasks, the function that plays and scores a task, and replies to imitate."""
 
     rows: Sequence[Any]
     held_out: Sequence[Any]

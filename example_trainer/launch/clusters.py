@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -155,3 +157,9 @@ class RaySection(PlanSection):
     strategy: Literal["PACK", "SPREAD"] = Field(
         "PACK", description="on few nodes, or spread over all of them"
     )
+
+
+def label(text: str) -> str:
+    """The text as a name of Kubernetes: lower case letters without accents, digits, dashes."""
+    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")

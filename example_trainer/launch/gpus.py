@@ -102,7 +102,7 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
 def share_of(
     own: Sequence[str], of_servers: Sequence[str], of_trainer: Sequence[str]
 ) -> float | None:
-    """The share of a server in the memory of its GPUs; None: it has them alone.
+    """The share of a server in the memory of its GPUs; None: no other process uses these.
 
     Args:
         of_servers: GPUs of all servers and teachers, a GPU as often as it is used.

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ import yaml
 from atroposlib.errors import ConfigError
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
-from example_trainer.launch.clusters import NAMED_BY, ROLES
+from example_trainer.launch.clusters import NAMED_BY, ROLES, label
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, secret_files
 
@@ -41,16 +39,11 @@ FILES = "/etc/atropos"  # folder of the Secret in every pod
 AGAIN = 75  # the trainer was stopped and has saved
 LOST_NODE_S = 30  # after which Kubernetes deletes the pods of a node that it does not reach
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-PORTS = {"api": 8000, "inference": 9001, "teacher": 9001}  # a pod has an address of its own
-# Paths that answer while the process lives. The API's /health is of its database as well, and a
-# database that is away is no reason to start the API again.
+PORTS = {"api": 8000, "inference": 9001, "teacher": 9001}  # each pod has an address
+# Paths that answer while the process lives. The API's /health is of its database too.
 ALIVE = {"api": "/ui/", "inference": "/health", "teacher": "/health"}
 PROBE_S = 10  # between two questions whether a process lives
-SILENT_S = {
-    "api": 120,
-    "inference": 300,
-    "teacher": 300,
-}  # after which a process counts as hung
+SILENT_S = {"api": 120, "inference": 300, "teacher": 300}  # then a process counts as hung
 API_STARTS_S = 900  # bound of the start of the API, which reads its queue
 DEFAULT_RESOURCES: dict[str, dict[str, Any]] = {
     "api": {"cpu": 4, "memory": "16Gi"},
@@ -135,12 +128,6 @@ def run_label(plan: Plan) -> str:
             f"name={plan.name} is no name in Kubernetes: begin with a letter from a to z"
         )
     return name
-
-
-def label(text: str) -> str:
-    """The text as a name of Kubernetes: lower case letters without accents, digits, dashes."""
-    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
 def _job(
@@ -250,13 +237,10 @@ def _container(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict
     probes: dict[str, Any] = {}
     # Pods in the network of their node may meet there, and take ports that are free.
     if role in PORTS and not plan.k8s.pod.get("hostNetwork"):
-        port = {"api": plan.api.port, "inference": plan.inference.port}.get(role) or PORTS[
-            role
-        ]
-        servers = (plan.inference, *plan.teachers.values())
-        starts_s = (
-            API_STARTS_S if role == "api" else max(own.ready_within_s for own in servers)
-        )
+        ports = {"api": plan.api.port, "inference": plan.inference.port}
+        port = ports.get(role) or PORTS[role]
+        ready_s = [own.ready_within_s for own in (plan.inference, *plan.teachers.values())]
+        starts_s = API_STARTS_S if role == "api" else max(ready_s)
         env.append({"name": "ATROPOS_POD_PORT", "value": str(port)})
         probes = {
             name: {

@@ -170,7 +170,7 @@ def teacher(
     gpus: str | None = None,
     memory_share: float | None = None,
 ) -> Command:
-    """Return the command of a teacher, which no trainer knows, so that nobody changes its weights.
+    """Return the command of a teacher, which no trainer knows, so that its weights stay.
 
     Args: as of :func:`inference`.
     """

@@ -58,7 +58,7 @@ def lacking_rows(
                 n: sum(not has_teacher(r, loss) for r in own) for n, own in named.items()
             }
             untaught = {n for n in named if lacking[n] == len(named[n]) and n not in taught}
-            # Beside a reward, an environment without a teacher may stand among environments with one.
+            # With a reward, an environment without a teacher may stand among those with a teacher.
             is_added = loss != part.settings.loss
             if untaught and not (is_added and untaught < named.keys()):
                 raise ConfigError(_refusal(min(untaught), loss, is_added))

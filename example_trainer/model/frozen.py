@@ -5,9 +5,9 @@ A frozen weight is never updated. A weight that a forward pass rounds before use
 rounded, which takes half of the memory, and a pass makes no copy of it:
 
     several ranks, cpu_offload   every frozen weight: FSDP gathers all in the low precision
-    one device                   matrices of linear layers, and the embedding: autocast and
+    a single device              matrices of linear layers, and the embedding: autocast and
                                  ``scoring.Backbone`` round these. Norms, biases and experts of
-                                 one stack are used in float32, and stay so.
+                                 a stack are used in float32, and stay so.
 """
 
 from __future__ import annotations

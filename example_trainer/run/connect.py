@@ -90,7 +90,7 @@ class HeartbeatThread:
         self._wake.set()
 
     def follow_evaluation(self, progress: Callable[[], dict[str, float | int | str]]) -> None:
-        """Add to each beat the details of an evaluation that runs; ``progress`` gives them."""
+        """Add to each beat the details of an evaluation that runs; ``progress`` returns these."""
         self._evaluation = progress
 
     def waiting_on(self, what: str | None, cause: WaitCause = "other") -> None:

@@ -255,7 +255,7 @@ class Explorer(RunViews):
         places = [Path(folder)] if folder else []
         archive = self._store.archive
         data = None if archive is None else archive.parent.parent
-        if data is not None and data.name in DATA_FOLDERS:  # in the folder of a run
+        if data is not None and data.name in DATA_FOLDERS:  # its parent is a run's folder
             places += [data.parent, data.parent / "checkpoints"]
         return task_page(places, given.get("env"), order, limit_of(given))
 

@@ -42,7 +42,7 @@ class RunFacts:
     max_token_len: int = -1
     vocab_size: int | None = None
     accounts: Mapping[str, ProcessAccount] = field(default_factory=dict)
-    checkpoint_dir: str = ""  # of the trainer; environments write there too
+    checkpoint_dir: str = ""  # the trainer's; environments write there too
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:

@@ -125,10 +125,10 @@ def local_tokenizer(name: str) -> Any:
 
 
 def tokenizer_of_run(name: str | None, run: Path) -> str | None:
-    """Name of the tokenizer that a run noted, as a path from here where that is one.
+    """Name of the tokenizer that a run noted; a relative path is completed.
 
-    A relative path is one of the folder where the run was started, which lies above its data:
-    without that, texts would be missing for a reader in another folder.
+    Such a path is relative to the folder where the run was started, which lies above its data:
+    a reader in another folder would have no texts.
     """
     if name is None or Path(name).exists():
         return name

@@ -20,7 +20,7 @@ from atroposlib.utils.metrics import percentile
 from atroposlib.wire.images import with_references
 
 SHAPE = Shape(8, 1024)
-PICTURES = 4  # of a group; every row has all
+PICTURES = 4  # a group's; every row has all
 PICTURE_BYTES = 10**6  # a PNG, before base64
 WHOLE_BYTES = SHAPE.rows * PICTURES * PICTURE_BYTES * 4 // 3  # base64 of all rows of a group
 POOL = 4  # different groups, posted in turn
@@ -126,7 +126,11 @@ def _machine_s(plan: Plan, bodies: list[Body], count: int) -> list[float]:
 def _latencies(
     name: str, seconds: list[float], machine_s: list[float] | None = None
 ) -> list[Figure]:
+<<<<<<< HEAD
     """Median, 99th percentile and maximum; bounded where the server is busy. The machine's are the limit."""
+=======
+    """Median, 99th percentile and maximum; bounded where the server is busy, then the machine's."""
+>>>>>>> main
     figures = []
     for what, share in (("median", 0.5), ("99th percentile", 0.99), ("slowest", 1.0)):
         limit = () if machine_s is None else (1e3 * percentile(machine_s, share),)

@@ -28,8 +28,8 @@ class TaughtEnvironment:
     """An environment of the plan, with what its teacher has to fit."""
 
     section: HasTeacher
-    place: str  # of its setting base_url
-    tokenizer: str  # of the trained model
+    place: str  # where its base_url stands
+    tokenizer: str  # the trained model's
     loss: LossSettings
 
 

@@ -98,5 +98,7 @@ def test_held_out_figures_have_the_step_that_was_evaluated():
         {"step": 0, "eval/a/exact": 0.25, "eval/a/stderr/exact": 0.0412},
         {"step": 3, "reward_mean": 1.0},
         {"step": 9, "evaluated_step": 8, "eval/a/exact": 1.0},
+        {"evaluated_step": 9, "eval/a/exact": 0.5},  # behind the last step
     ]
-    assert list(held_out_figures(rows, "eval/a/exact")) == [[0, 0.25, 0.041], [8, 1.0, 0.0]]
+    figures = [[0, 0.25, 0.041], [8, 1.0, 0.0], [9, 0.5, 0.0]]
+    assert list(held_out_figures(rows, "eval/a/exact")) == figures

@@ -20,7 +20,7 @@ FIELDS = {
 SAMPLED = {
     name: {"inference_logprobs"} for name in losses.FORMULAS if losses.needs_sampler(name)
 }
-TAUGHT = {name: {"distill_token_ids"} for name in losses.OF_A_TEACHER}
+TAUGHT = {name: {"distill_token_ids"} for name in sorted(losses.OF_A_TEACHER)}
 CASES = {
     **{
         name: ({"loss": name}, SAMPLED.get(name, set()) | TAUGHT.get(name, set()))
@@ -31,7 +31,7 @@ CASES = {
             {"loss": "cross_entropy", "distill_coef": 0.5, "distill_loss": name},
             {"distill_token_ids"},
         )
-        for name in losses.OF_A_TEACHER - losses.OF_SAMPLED
+        for name in sorted(losses.OF_A_TEACHER - losses.OF_SAMPLED)
     },
     "added reverse_kl": (
         {"loss": "reinforce", "distill_coef": 0.5, "distill_loss": "reverse_kl"},
