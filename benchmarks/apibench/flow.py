@@ -25,17 +25,10 @@ class Flow:
     frames: bool  # claim and ack in binary; False: the old way in JSON
     groups_per_batch: int
     groups_ahead: int  # groups posted and not yet taken, at most
-<<<<<<< HEAD
-    room_bytes: int  # size of the largest batch
-    sent_bytes: int = 0
-    taken_bytes: int = 0
-    post_s: list[float] = field(default_factory=list)  # seconds of each post
-=======
     room_bytes: int  # a batch's
     sent_bytes: int = 0
     taken_bytes: int = 0
     post_s: list[float] = field(default_factory=list)  # each post's
->>>>>>> main
     failure: Exception | None = None
 
     def run(self) -> None:

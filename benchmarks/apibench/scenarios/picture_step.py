@@ -126,11 +126,7 @@ def _machine_s(plan: Plan, bodies: list[Body], count: int) -> list[float]:
 def _latencies(
     name: str, seconds: list[float], machine_s: list[float] | None = None
 ) -> list[Figure]:
-<<<<<<< HEAD
-    """Median, 99th percentile and maximum; bounded where the server is busy. The machine's are the limit."""
-=======
     """Median, 99th percentile and maximum; bounded where the server is busy, then the machine's."""
->>>>>>> main
     figures = []
     for what, share in (("median", 0.5), ("99th percentile", 0.99), ("slowest", 1.0)):
         limit = () if machine_s is None else (1e3 * percentile(machine_s, share),)
