@@ -181,6 +181,10 @@ def recipe_section(path: Path) -> str:
     """Command, rewards, held-out figures and seconds of a recipe, a row for each seed."""
     recipe = read_recipe(path)
     lines = ["", f"### {recipe.name}", "", *textwrap.wrap(recipe.about, WIDTH), ""]
+    links = [f"[{path.name}](recipes/{path.name})"]
+    if (ROOT / f"docs/examples/{recipe.name}.ipynb").is_file():
+        links.append(f"[notebook](examples/{recipe.name}.ipynb)")
+    lines += [", ".join(links), ""]
     lines += indent_lines(f"python scripts/recipes.py {recipe.name} --seeds 0 1 2")
     figures = path.with_suffix(".json")
     if figures.is_file():
