@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 
-from atroposlib.errors import StoreError
+from atroposlib.errors import ConfigError, StoreError
 from atroposlib.wire import ids
 from tests.simulator.actors import Environment, Trainer, World
 from tests.simulator.checks import Ledger
@@ -214,7 +214,8 @@ def simulate(plan: Plan) -> Outcome:
 
         try:
             run_virtual(main)
-        except (AssertionError, StoreError, apsw.Error) as error:
+        # ConfigError: a store that refuses to open after a power cut.
+        except (AssertionError, StoreError, ConfigError, apsw.Error) as error:
             failure = f"{type(error).__name__}: {error}"
         finally:
             ids.source, time.time = usual, wall
