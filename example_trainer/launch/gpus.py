@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,12 +124,7 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
     needed = servers_of(plan) * wanted.tensor_parallel
     if VARIABLE in wanted.env:
         return _names_of(wanted.env[VARIABLE])
-    if wanted.first_gpu is not None:
-        part = list(visible[wanted.first_gpu : wanted.first_gpu + needed])
-    else:
-        named = _named_for_trainer(plan)
-        free = [gpu for gpu in visible if gpu not in named]
-        part = (free if len(free) >= needed else list(visible))[:needed]
+    part = _part_of(visible, wanted.first_gpu, needed, _named_for_trainer(plan))
     if len(part) < needed:
         raise ConfigError(
             f"inference.count={servers_of(plan)} servers with inference.tensor_parallel="
@@ -137,6 +132,16 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
             f"{wanted.first_gpu or 0} on, and {len(visible)} are visible"
         )
     return part
+
+
+def _part_of(
+    visible: Sequence[str], first: int | None, needed: int, taken: Collection[str]
+) -> list[str]:
+    """GPUs from ``first`` on; None: the first that are not taken, or of all if these are too few."""
+    if first is not None:
+        return list(visible[first : first + needed])
+    free = [gpu for gpu in visible if gpu not in taken]
+    return (free if len(free) >= needed else list(visible))[:needed]
 
 
 def _gpus_of_teachers(
@@ -148,11 +153,8 @@ def _gpus_of_teachers(
         needed = section.tensor_parallel
         if VARIABLE in section.env:
             part = _names_of(section.env[VARIABLE])
-        elif section.first_gpu is not None:
-            part = list(visible[section.first_gpu : section.first_gpu + needed])
         else:
-            free = [gpu for gpu in visible if gpu not in taken]
-            part = (free if len(free) >= needed else list(visible))[:needed]
+            part = _part_of(visible, section.first_gpu, needed, taken)
         if len(part) < needed:
             raise ConfigError(
                 f"teachers.{name}.tensor_parallel={needed} needs {needed} GPUs from"

@@ -175,17 +175,17 @@ def teacher(
     Args: as of :func:`inference`.
     """
     name, wanted = list(plan.teachers.items())[number]
-    args = wanted.args
-    if choose_engine(wanted.engine) == "vllm" and not any("--max-logprobs" in w for w in args):
-        args = [*logprob_arguments(name, plan.environments), *args]
     server = _server(wanted, wanted.model, python, host, port, announced)
+    more: tuple[str, ...] = ()
+    if server.engine == "vllm" and not any("--max-logprobs" in w for w in wanted.args):
+        more = logprob_arguments(name, plan.environments)
     server = replace(
         server,
         gpus=gpus,
         memory_share=memory_share,
         extended=False,
         seed=served.seed,
-        args=(*args, *server.args[len(wanted.args) :]),
+        args=(*more, *server.args),
         env={"VLLM_SERVER_DEV_MODE": "0", **wanted.env},
     )
     return Command(server.argv, server.environment)
