@@ -77,10 +77,6 @@ class Figures:
     gain_spread: int
     lose_spread: int
 
-    @property
-    def turned_share(self) -> float | None:
-        return self.turned / self.advantages if self.advantages else None
-
 
 @dataclass(frozen=True)
 class Comparison:
