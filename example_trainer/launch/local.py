@@ -55,7 +55,8 @@ from example_trainer.launch.check import (
     check_environments,
     environment_variables,
     invalid_settings,
-    require_startable,
+    problems_of,
+    require_none,
 )
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
@@ -158,7 +159,7 @@ def run_local(plan: Plan, live: bool = True, browser: bool = False) -> int:
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         end.forget(plan.end_record)
         end.expect_groups(plan.end_record)
-        require_startable(plan)
+        require_none(problems_of(plan))
         _, cfg = trainer_settings(plan)
         model, steps = Path(cfg.save_path).absolute() / "final_model", cfg.training_steps
         with recorded_outcome(plan.directory, steps, model, Interrupted) as reasons:
@@ -172,7 +173,7 @@ def check_local(plan: Plan) -> int:
         ConfigError: names every problem.
     """
     with FolderLock(plan.directory, ANOTHER_FOLDER):
-        require_startable(plan)
+        require_none(problems_of(plan))
         _, cfg = trainer_settings(plan)
         shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
         for line in (*shares.lines, *check_environments(plan)):
