@@ -190,7 +190,7 @@ class QuickstartRun(LocalRun):
         self.by_hand = RestartByHand(signs, start.options.restart_grace_s)
         super().__init__(
             plan,
-            with_names(processes(plan, cfg, shares, cfg.sequences_per_step)),
+            with_names(processes(plan, shares)),
             children,
             stop,
             self.by_hand,
