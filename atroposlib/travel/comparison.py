@@ -154,7 +154,6 @@ def compare(rollouts: Sequence[Rescored], most: int) -> Comparison:
 
 
 def reward_figures(rollouts: Sequence[Rescored]) -> Figures:
-    """Figures of some rollouts."""
     both = [rollout for rollout in rollouts if rollout.has_both]
     old = np.array([rollout.old for rollout in both], dtype=float)
     new = np.array([rollout.new for rollout in both], dtype=float)

@@ -72,7 +72,6 @@ def verdict(comparison: Comparison) -> str:
 
 
 def report_lines(comparison: Comparison, notes: Sequence[str]) -> list[str]:
-    """The report for a terminal."""
     lines = [*notes, ""]
     rows = [("", *HEAD), ("all", *cells(comparison.total))]
     if len(comparison.by_env) > 1:
