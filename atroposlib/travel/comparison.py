@@ -180,7 +180,7 @@ def reward_figures(rollouts: Sequence[Rescored]) -> Figures:
 
 
 def correlation(old: Any, new: Any) -> float | None:
-    """Pearson's correlation of two arrays; None where one of them is constant."""
+    """Pearson's correlation of two arrays; None where either is constant."""
     if len(old) < 2 or np.ptp(old) <= EQUAL or np.ptp(new) <= EQUAL:
         return None
     return float(np.corrcoef(old, new)[0, 1])
@@ -197,7 +197,7 @@ def rows_by(
 
 
 def _pairs(rows: Sequence[Rescored]) -> tuple[int, int]:
-    """Pairs of a group that differ in either reward, and those whose order changes."""
+    """Pairs of a group that differ in either reward, and pairs whose order changes."""
     first, second = np.triu_indices(len(rows), 1)
     orders = []
     for name in ("old", "new"):

@@ -1,4 +1,4 @@
-"""Comparison of old and new rewards as lines of a terminal, and as a page in one file."""
+"""Comparison of old and new rewards as lines of a terminal, and as a page in a file."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def report_page(
     title: str,
     notes: Sequence[str],
 ) -> bytes:
-    """The report in one file.
+    """The report in a file.
 
     Args:
         records: of the largest disagreements, by group and row, with their texts.

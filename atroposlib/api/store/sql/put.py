@@ -135,7 +135,7 @@ def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[st
 
 
 def _places_of_new(groups: Sequence[NewGroup], known: dict[str, _Known]) -> list[int]:
-    """Places of the groups without a key or with a new one; of a key that occurs twice, the first.
+    """Places of the groups without a key or with a new key; of a key that occurs twice, the first.
 
     Raises KeyConflict: a key is known, or occurs before, with other content.
     """

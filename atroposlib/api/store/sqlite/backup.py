@@ -54,7 +54,7 @@ class FileFact(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a backup. Its figures are those of the snapshot."""
+    """Content of a backup. Its figures belong to the snapshot."""
 
     format: int = FORMAT
     layout: int = LAYOUT
@@ -346,7 +346,7 @@ def fact_of(path: Path) -> FileFact:
 
 
 def _copy(source: BinaryIO, target: Path | None, end: int | None) -> FileFact:
-    """Copy the first ``end`` bytes (None: all), durably; without a target read them alone."""
+    """Copy the first ``end`` bytes (None: all), durably; without a target only read."""
     digest, done = blake2b(), 0
     with ExitStack() as stack:
         copy = None
