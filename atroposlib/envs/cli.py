@@ -35,6 +35,7 @@ from atroposlib.envs.settings.config import (
     BaseEnvConfig,
     with_new_names,
 )
+from atroposlib.envs.settings.readable import recorded
 from atroposlib.errors import AtroposError, ConfigError, InferenceRefused
 from atroposlib.generation.configs import (
     APIServerConfig,
@@ -254,7 +255,7 @@ def _keep_config(settings: CommandSettings) -> None:
     directory = Path(settings.env.data_dir_to_save_evals)
     directory.mkdir(parents=True, exist_ok=True)
     document = {
-        "env": settings.env.model_dump(mode="json"),
+        "env": recorded(settings.env),
         "openai": _as_document(settings.servers),
         "slurm": settings.manager.slurm,
         "testing": settings.manager.testing,

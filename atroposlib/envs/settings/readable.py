@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Annotated, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.trackers import tracker_names
@@ -42,6 +43,22 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     for constraint in field.metadata:
         kind = Annotated[kind, constraint]
     return TypeAdapter(kind)
+
+
+def recorded(config: BaseEnvConfig) -> dict[str, Any]:
+    """``config`` as JSON for records: without API keys; what has no JSON form is its repr."""
+    document: dict[str, Any] = _without_keys(
+        to_jsonable_python(config.model_dump(), fallback=repr)
+    )
+    return document
+
+
+def _without_keys(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_keys(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_keys(entry) for name, entry in value.items() if name != "api_key"}
 
 
 class SettingsView:
