@@ -185,8 +185,10 @@ class EnvCommand(Cmd):
         from_flags = Settings(as_tree(given), {name: f"--{name}" for name in given})
         # Without defaults of the class: an annotation may reject its own default, as with None
         # for a str.
-        own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
-        code = Settings({ENV_NAMESPACE: self.code.model_dump(include=own)})
+        # In the form that the class takes: without computed fields.
+        dump = partial(self.code.model_dump, round_trip=True)
+        own = self.code.model_fields_set | dump(exclude_defaults=True).keys()
+        code = Settings({ENV_NAMESPACE: dump(include=own)})
         merged = merge(code, from_file, from_flags)
         rejecting = partial(name_rejected_settings, settings=merged)
         with rejecting(ENV_NAMESPACE):

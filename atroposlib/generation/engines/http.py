@@ -135,10 +135,14 @@ class HttpClient:
         import httpx
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-        request = asyncio.ensure_future(
-            self.client.request(
-                method, url, json=json, headers=_with_routing_key(headers), timeout=timeout
+        content, headers = None, _with_routing_key(headers)
+        if json is not None:
+            content, headers = (
+                request_bytes(json),
+                {"Content-Type": "application/json", **headers},
             )
+        request = asyncio.ensure_future(
+            self.client.request(method, url, content=content, headers=headers, timeout=timeout)
         )
         running = self._running
         running.add(request)
@@ -161,6 +165,29 @@ class HttpClient:
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause
         finally:
             running.discard(request)
+
+
+def request_bytes(body: Any) -> bytes:
+    """``body`` as JSON, in which objects of the openai package and numbers of numpy may stand.
+
+    Raises TypeError: a value has no JSON form; ValueError: a number is not finite.
+    """
+    text = json.dumps(
+        body, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_json_form
+    )
+    return text.encode()
+
+
+def _json_form(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if (dump := getattr(value, "model_dump", None)) is not None and not isinstance(
+        value, type
+    ):
+        return dump(mode="json", exclude_none=True)
+    if (numbers := getattr(value, "tolist", None)) is not None:
+        return numbers()
+    raise TypeError(f"a request holds a {type(value).__name__}, which has no JSON form")
 
 
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
