@@ -12,6 +12,14 @@ import msgspec
 
 from atroposlib.envs.rollout.groups import plain
 
+# In each line of the original's files, null where a group has none.
+ALWAYS_WRITTEN = (
+    "ref_logprobs",
+    "overrides",
+    "group_overrides",
+    "distill_token_ids",
+    "distill_logprobs",
+)
 TAIL_BYTES = 64 * 2**20  # more than the groups that an environment finishes and has not sent
 
 
@@ -39,7 +47,8 @@ class GroupFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb")
-        self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
+        line = {**dict.fromkeys(ALWAYS_WRITTEN), **group}
+        self._file.write(msgspec.json.encode(line, enc_hook=_json_form) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
