@@ -47,9 +47,12 @@ class GroupFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb")
-        line = {**dict.fromkeys(ALWAYS_WRITTEN), **group}
-        self._file.write(msgspec.json.encode(line, enc_hook=_json_form) + b"\n")
+        self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
         self._file.flush()
+
+    def write_with_absent(self, group: Mapping[str, Any]) -> None:
+        """Append a group; fields that the original's files always have are null if absent."""
+        self.write({**dict.fromkeys(ALWAYS_WRITTEN), **group})
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

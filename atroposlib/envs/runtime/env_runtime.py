@@ -399,7 +399,7 @@ class EnvRuntime:
         except AtroposError as error:  # the group is sent without its table
             logger.error("%s", error, exc_info=error)
         if self.group_file is not None:
-            self.group_file.write(group)
+            self.group_file.write_with_absent(group)
 
     def _label(
         self, group: ScoredDataGroup, item: Item, sender: GroupSender | None
