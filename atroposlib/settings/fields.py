@@ -40,7 +40,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def choices_of(kind: Any) -> list[Any]:
-    """The values of a Literal or of an enumeration; of any other kind none."""
+    """The values of a Literal or of an enumeration; empty for the remaining kinds."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     is_enumeration = isinstance(kind, type) and issubclass(kind, Enum)

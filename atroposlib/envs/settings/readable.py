@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Annotated, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
 
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.trackers import tracker_names
@@ -47,10 +46,9 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 def recorded(config: BaseEnvConfig) -> dict[str, Any]:
     """``config`` as JSON for records: without API keys; what has no JSON form is its repr."""
-    document: dict[str, Any] = _without_keys(
-        to_jsonable_python(config.model_dump(), fallback=repr)
-    )
-    return document
+    serializer = TypeAdapter(Any).serializer
+    document = serializer.to_python(config.model_dump(), mode="json", fallback=repr)
+    return cast(dict[str, Any], _without_keys(document))
 
 
 def _without_keys(value: Any) -> Any:

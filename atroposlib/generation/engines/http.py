@@ -146,11 +146,8 @@ class HttpClient:
         import httpx
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-        content, headers = None, _with_routing_key(headers)
-        if json is not None:
-            content = request_bytes(json)
-            headers = {"Content-Type": "application/json", **headers}
-        pool = self._pool_with_room()
+        content = None if json is None else JSON_FORM.encode(json).encode()
+        headers, pool = _with_routing_key(headers), self._pool_with_room()
         request = asyncio.ensure_future(
             pool.client.request(method, url, content=content, headers=headers, timeout=timeout)
         )
@@ -183,17 +180,6 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()  # 20 ms
 
 
-def request_bytes(body: Any) -> bytes:
-    """``body`` as JSON, in which objects of the openai package and numbers of numpy may stand.
-
-    Raises TypeError: a value has no JSON form; ValueError: a number is not finite.
-    """
-    text = json.dumps(
-        body, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_json_form
-    )
-    return text.encode()
-
-
 def _json_form(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
@@ -205,9 +191,17 @@ def _json_form(value: Any) -> Any:
     raise TypeError(f"a request holds a {type(value).__name__}, which has no JSON form")
 
 
+# Requests may hold objects of the openai package and numbers of numpy. TypeError: a value has no
+# JSON form; ValueError: a number is not finite.
+JSON_FORM = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_json_form
+)
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
     key = current_call.get().routing_key
-    return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
+    return {**JSON_HEADERS, **({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
 def read_reply(response: httpx.Response) -> JsonReply:

@@ -20,10 +20,10 @@ from starlette.routing import Route
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import (
+    JSON_FORM,
     POOL_CONNECTIONS,
     HttpClient,
     _Pool,
-    request_bytes,
     server_root,
 )
 from atroposlib.generation.engines.openai import OpenAIServer
@@ -89,12 +89,12 @@ CALLED = {
     ],
 )
 def test_a_request_may_hold_objects_of_openai_and_numbers_of_numpy(given, sent) -> None:
-    assert json.loads(request_bytes(given)) == sent
+    assert json.loads(JSON_FORM.encode(given)) == sent
 
 
 def test_a_value_without_a_json_form_is_named() -> None:
     with pytest.raises(TypeError, match="a request holds a set, which has no JSON form"):
-        request_bytes({"stop": {"a"}})
+        JSON_FORM.encode({"stop": {"a"}})
 
 
 def hanging() -> tuple[HttpClient, asyncio.Event]:
