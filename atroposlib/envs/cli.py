@@ -35,6 +35,7 @@ from atroposlib.envs.settings.config import (
     BaseEnvConfig,
     with_new_names,
 )
+from atroposlib.envs.settings.readable import recorded
 from atroposlib.errors import AtroposError, ConfigError, InferenceRefused
 from atroposlib.generation.configs import (
     APIServerConfig,
@@ -184,8 +185,10 @@ class EnvCommand(Cmd):
         from_flags = Settings(as_tree(given), {name: f"--{name}" for name in given})
         # Without defaults of the class: an annotation may reject its own default, as with None
         # for a str.
-        own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
-        code = Settings({ENV_NAMESPACE: self.code.model_dump(include=own)})
+        # In the form that the class takes: without computed fields.
+        dump = partial(self.code.model_dump, round_trip=True)
+        own = self.code.model_fields_set | dump(exclude_defaults=True).keys()
+        code = Settings({ENV_NAMESPACE: dump(include=own)})
         merged = merge(code, from_file, from_flags)
         rejecting = partial(name_rejected_settings, settings=merged)
         with rejecting(ENV_NAMESPACE):
@@ -254,7 +257,7 @@ def _keep_config(settings: CommandSettings) -> None:
     directory = Path(settings.env.data_dir_to_save_evals)
     directory.mkdir(parents=True, exist_ok=True)
     document = {
-        "env": settings.env.model_dump(mode="json"),
+        "env": recorded(settings.env),
         "openai": _as_document(settings.servers),
         "slurm": settings.manager.slurm,
         "testing": settings.manager.testing,

@@ -199,7 +199,8 @@ async def _run_items(
         try:
             with boundary(evaluation.task_name, item, "run_item", evaluation.run_item):
                 metrics, samples = await evaluation.run_item(server_manager, item)
-                return _finite(metrics), list(samples or [])
+                listed = [samples] if isinstance(samples, Mapping) else samples
+                return _finite(metrics), list(listed or [])
         except AtroposError as failure:
             failures.count_error(failure)
             return failure

@@ -6,6 +6,7 @@ import argparse
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -38,14 +39,30 @@ def kinds_of(annotation: Any) -> list[Any]:
     return [] if kind is type(None) else [kind]
 
 
+def choices_of(kind: Any) -> list[Any]:
+    """The values of a Literal or of an enumeration; empty for the remaining kinds."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    is_enumeration = isinstance(kind, type) and issubclass(kind, Enum)
+    return [member.value for member in kind] if is_enumeration else []
+
+
+def chosen_value(annotation: Any, text: str) -> Any:
+    """The choice that is written as ``text``, for example the number 2 of a Literal; else the text."""
+    kinds = kinds_of(annotation)
+    for choice in chain.from_iterable(map(choices_of, kinds)):
+        shown = str(choice)
+        if text == shown or (isinstance(choice, bool) and text == shown.lower()):
+            return text if str in kinds else choice
+    return text
+
+
 def type_name(annotation: Any) -> str:
     """The type of a flag's value, for example ``INT`` or ``STOP_TRAIN|NONE``."""
     names: list[str] = []
     for kind in kinds_of(annotation):
-        if get_origin(kind) is Literal:
-            names += map(str, get_args(kind))
-        elif isinstance(kind, type) and issubclass(kind, Enum):
-            names += [str(member.value) for member in kind]
+        if choices := choices_of(kind):
+            names += map(str, choices)
         else:
             is_container = isinstance(kind, type) and issubclass(kind, _CONTAINERS)
             names.append(_NAMES.get(kind, "JSON" if is_container else "TEXT"))

@@ -112,7 +112,8 @@ def settings_error(
     """
     sentences = []
     for problem in error.errors():
-        key = above + ".".join(map(str, problem["loc"]))
+        # The error of a whole section has no location.
+        key = (above + ".".join(map(str, problem["loc"]))).removesuffix(".")
         sentences.append(_sentence(dict(problem), key, place(key), known))
     return ConfigError("; ".join(dict.fromkeys(sentences)))
 

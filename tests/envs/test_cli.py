@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum, IntEnum
+from typing import Any, Literal, Union
+
 import pytest
+from pydantic import BaseModel, ConfigDict, computed_field, field_validator
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from atroposlib.envs.cli import main, read_settings
@@ -43,7 +49,90 @@ def read(*words, servers=Env.servers, tmp_path=None, yaml=None):
     return read_settings(env_cls, list(words))
 
 
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Size(Enum):
+    SMALL = 0.5
+    LARGE = 2
+
+
+class Retriever(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["bm25", "dense"] = "bm25"
+    top_k: int = 5
+
+    @computed_field
+    @property
+    def label(self) -> str:
+        return f"{self.kind}/{self.top_k}"
+
+
+class OddConfig(BaseEnvConfig):
+    model_config = ConfigDict(extra="forbid")
+    level: Level = Level.LOW
+    size: Size = Size.SMALL
+    digits: Literal[1, 2, "many"] = 1
+    mode: Literal[True, False, "auto"] = "auto"
+    free: Union[Literal[7], str] = "x"
+    span: tuple[int, int] = (1, 3)
+    wait: timedelta = timedelta(seconds=5)
+    retriever: Retriever = Retriever()
+    sources: list[Retriever] = []
+    scorer: Callable[[str], int] = len
+
+    @field_validator("span", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return value.split(":") if isinstance(value, str) else value
+
+    @computed_field
+    @property
+    def width(self) -> int:
+        return self.span[1] - self.span[0]
+
+
+class OddEnv(Env):
+    env_config_cls = OddConfig
+
+    @classmethod
+    def config_init(cls):
+        return OddConfig(retriever=Retriever(kind="dense"), sources=[Retriever()]), cls.servers
+
+
 MODES = ["serve", "process", "evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("level", "2", Level.HIGH),
+        ("size", "0.5", Size.SMALL),
+        ("size", "2", Size.LARGE),
+        ("digits", "2", 2),
+        ("digits", "many", "many"),
+        ("mode", "true", True),
+        ("mode", "False", False),
+        ("mode", "auto", "auto"),
+        ("free", "7", "7"),  # the field takes text
+        ("span", "2:9", (2, 9)),
+        ("span", "[2, 9]", (2, 9)),
+        ("wait", "PT7S", timedelta(seconds=7)),
+        ("retriever", '{"top_k": 2}', Retriever(kind="dense", top_k=2)),
+        ("sources", '[{"top_k": 2}]', [Retriever(top_k=2)]),
+    ],
+)
+def test_a_field_of_any_type_has_a_flag(field, text, value):
+    env = read_settings(OddEnv, ["process", f"--env.{field}", text]).env
+    assert getattr(env, field) == value and type(getattr(env, field)) is type(value)
+    assert env.scorer is len and env.retriever.kind == "dense"
+
+
+def test_a_choice_that_is_none_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="--env.digits should be 1, 2 or 'many', not '3'"):
+        read_settings(OddEnv, ["process", "--env.digits", "3"])
 
 
 @pytest.mark.parametrize("mode", MODES)

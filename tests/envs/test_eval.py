@@ -100,6 +100,23 @@ async def test_metrics_are_averaged_and_written_in_one_line_per_sample(tmp_path,
     assert "|Sums@1|" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("samples", "lines"),
+    [({"q": 1}, [{"q": 1}]), (["text", [1]], ["text", [1]]), (None, []), ((), [])],
+)
+async def test_samples_of_an_item_may_have_any_form(samples, lines, tmp_path):
+    class Single(EvalBase):
+        def setup_data(self):
+            return ["item"]
+
+        async def run_item(self, server_manager, item):
+            return {"acc": 1.0}, samples
+
+    await Single(eval_dir=tmp_path, verbose=False).eval(SERVERS)
+    written = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == lines
+
+
 async def test_a_completion_has_the_sampling_parameters_of_the_evaluation():
     harness = ServerHarness()
     asked = [{"role": "user", "content": "2 + 2"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from atroposlib.settings.sentences import did_you_mean, settings_error
 
@@ -70,3 +70,15 @@ def test_each_problem_is_a_sentence_with_its_place(values, sentence):
     error = settings_error(caught.value, "run.yaml:3: {}".format, Model.model_fields)
     assert str(error) == f"run.yaml:3: {sentence}"
     assert str(settings_error(caught.value, str, [], "a.")).startswith("a.")
+
+
+def test_an_error_of_a_whole_section_has_the_name_of_the_section():
+    class Ordered(BaseModel):
+        @model_validator(mode="after")
+        def _ascends(self):
+            raise ValueError("the span must ascend")
+
+    with pytest.raises(ValidationError) as caught:
+        Ordered()
+    error = settings_error(caught.value, str, above="env.")
+    assert str(error) == "env: the span must ascend"

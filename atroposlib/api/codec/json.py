@@ -140,12 +140,12 @@ def _first_non_finite(body: bytes) -> str | None:
 
 
 def _decode_softly(body: bytes, kind: Any) -> Any:
-    """Decode with bools as scores and integral floats as ids, as the original did.
+    """Decode with bools, integral floats and numbers in quotes as the original did.
 
     Old environments drop a group after a 4xx. None: the body has another error.
     """
     try:
-        return msgspec.convert(_lenient_form(msgspec.json.decode(body)), kind)
+        return msgspec.convert(_lenient_form(msgspec.json.decode(body)), kind, strict=False)
     except (ValueError, RecursionError):
         return None
 
@@ -157,7 +157,7 @@ def _lenient_form(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     soft = dict(value)
-    for name in ("tokens", "masks", "versions"):
+    for name in ("tokens", "masks", "versions", "distill_token_ids", "env_id"):
         if name in soft:
             soft[name] = _whole(soft[name])
     if isinstance(soft.get("scores"), list):

@@ -19,7 +19,8 @@ class CrosswordFormatReward(RewardFunction):
     """``reward_value`` for an answer or more, all of valid letters; else 0.0.
 
     Args:
-        format_patterns: regular expressions; the last group of each is the answer.
+        format_patterns: regular expressions. The last group of each is the answer; of a pattern
+            without a group the text behind the last colon.
         penalize_invalid_chars: False accepts any letters.
         valid_chars: A to Z unless given; case matters.
     """
@@ -44,13 +45,19 @@ class CrosswordFormatReward(RewardFunction):
 
     def _is_right(self, text: str) -> bool:
         answers = [
-            match.group(match.lastindex or 0)
+            _answer(match)
             for pattern in self.format_patterns
             for match in pattern.finditer(answer_of(text))
         ]
         if self.penalize_invalid_chars:
             return bool(answers) and all(self.valid_chars.issuperset(a) for a in answers)
         return bool(answers)
+
+
+def _answer(match: re.Match[str]) -> str:
+    if match.lastindex:
+        return match.group(match.lastindex)
+    return match.group().rpartition(":")[2].strip()
 
 
 crossword_format_reward = CrosswordFormatReward.scores

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from atroposlib.certificate.seals import SEAL, SEALS, TASK, score_seal
-from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, group_size_of, plain
+from atroposlib.envs.rollout.groups import (
+    PER_ROW,
+    WIRE_FIELDS,
+    ScoredDataGroup,
+    group_size_of,
+    plain,
+)
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import MASKED, MASKED_VERSION, ScoredData
@@ -34,6 +40,7 @@ NOT_A_GROUP = (AttributeError, KeyError, TypeError, ValueError)
 FIT = "raise max_token_length and the trainer's seq_len, or lower max_tokens"
 VARY = "raise temperature or group_size, or set ensure_scores_are_not_same to false"
 _REQUIRED = ("tokens", "masks", "scores")
+_OPTIONAL = frozenset(PER_ROW).difference(_REQUIRED)
 CLOSE_NATS = 1e-4  # environments may keep logprobs as float32
 OF_WHOLE_SPANS = ("finish_reason", SEAL)  # keys that a cut span loses
 
@@ -185,12 +192,26 @@ def to_wire(group: Mapping[str, Any]) -> ScoredData:
     fields = {
         name: value if name in _ROWS else plain(value)
         for name, value in group.items()
-        if name in WIRE_FIELDS
+        if name in WIRE_FIELDS and not (name in _OPTIONAL and _is_empty(value))
     }
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = list(map(_messages_of, fields["messages"]))
     if fields.get("advantages") is not None:
         fields["advantages"] = _rows_of(fields["advantages"], fields["tokens"])
     fields["scores"] = [_number(g, score) for g, score in enumerate(fields["scores"])]
     return ScoredData(**fields)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether ``value`` is a list, or an array, without an entry: the original's missing field."""
+    return (
+        not isinstance(value, (str, Mapping)) and hasattr(value, "__len__") and not len(value)
+    )
+
+
+def _messages_of(row: Any) -> Any:
+    """The messages of a row; a text of a row, which ``process`` and its page take, as a message."""
+    return [{"role": "user", "content": row}] if isinstance(row, str) else row
 
 
 def _rows_of(advantages: list[Any], tokens: Sequence[Sequence[int]]) -> list[Any]:

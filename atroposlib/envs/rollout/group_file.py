@@ -12,6 +12,14 @@ import msgspec
 
 from atroposlib.envs.rollout.groups import plain
 
+# In each line of the original's files, null where a group has none.
+ALWAYS_WRITTEN = (
+    "ref_logprobs",
+    "overrides",
+    "group_overrides",
+    "distill_token_ids",
+    "distill_logprobs",
+)
 TAIL_BYTES = 64 * 2**20  # more than the groups that an environment finishes and has not sent
 
 
@@ -41,6 +49,10 @@ class GroupFile:
             self._file = self.path.open("xb")
         self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
         self._file.flush()
+
+    def write_with_absent(self, group: Mapping[str, Any]) -> None:
+        """Append a group; fields that the original's files always have are null if absent."""
+        self.write({**dict.fromkeys(ALWAYS_WRITTEN), **group})
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

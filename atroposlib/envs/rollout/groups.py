@@ -338,8 +338,7 @@ def without_unscored(group: ScoredDataGroup) -> ScoredDataGroup:
 
 def unscored_rows(group: ScoredDataGroup) -> ScoredDataGroup:
     """The group of the rows that :func:`without_unscored` leaves out."""
-    scores = group.get("scores") or ()
-    return _group_of(group, [i for i, score in enumerate(scores) if score is None])
+    return _group_of(group, [i for i, s in enumerate(group["scores"]) if s is None])
 
 
 def _group_of(group: ScoredDataGroup, kept: Sequence[int]) -> ScoredDataGroup:

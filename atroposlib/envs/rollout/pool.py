@@ -145,14 +145,15 @@ def whole_groups(
     for group in scored if isinstance(scored, list) else [scored]:
         with boundary(env.label(), item, "collect_trajectories", env.collect_trajectories):
             rows = without_unscored(group) if group else None
-            for score in (rows and rows.get("scores")) or ():
+            scores = rows.get("scores") if rows else None  # an array has no truth value
+            for score in () if scores is None else scores:
                 if (problem := score_problem({"scores": score})) is not None:
                     raise ValueError(problem)
         if rows is None:
             continue
         if rows is not group:
             end_group(drop_state(NO_SCORE), rows_of_group(unscored_rows(group)))
-        left = len(rows.get("scores") or ())
+        left = 0 if scores is None else len(scores)
         expected = group_size_of(rows, env.config.group_size)
         if rows is not group and left < expected:
             short.append(f"{left} of {expected} sequences have a score")
@@ -253,12 +254,24 @@ class WorkerPool:
 
     def start(self, job: RolloutTask) -> None:
         """Run ``job``; the caller limits the number of running jobs."""
+        if self.record is not None:
+            self.record.begin(job.uuid, job.item)
+        self._follow(job, asyncio.ensure_future((self.handle or self.roll_out)(job.uuid)))
+
+    def adopt(self, uuid: str) -> None:
+        """Make the current task that of ``uuid`` in ``running``, if an environment started it."""
+        entry, task = self.running[uuid], asyncio.current_task()
+        if "job" in entry or task is None:
+            return
+        job = RolloutTask(entry["item"], uuid=uuid)
+        if self.record is not None:
+            self.record.begin(uuid, job.item)
+        self._follow(job, task)
+
+    def _follow(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         if job.number < 0:
             job.take_number(self.started)
             self.started += 1
-        if self.record is not None:
-            self.record.begin(job.uuid, job.item)
-        task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
         task.add_done_callback(lambda done: self._on_end(job, done))
@@ -322,10 +335,14 @@ class WorkerPool:
         self.fatal = self.fatal or self.probe.end(job.number, None if timed_out else error)
         if error is not None and not timed_out:
             self._try_again(job, outcome)
-        self.counts["kept"] += kept
-        self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
         # An environment that returns no group has decided so: the rollout did not fail.
-        in_order = kept or outcome.status is RolloutStatus.EMPTY
+        self.count_kept(kept, in_order=outcome.status is RolloutStatus.EMPTY)
+
+    def count_kept(self, groups: int, *, in_order: bool = False) -> None:
+        """Count the kept groups of an item; ``in_order``: none was wanted of it."""
+        self.counts["kept"] += groups
+        self.consecutive_empty_items = 0 if groups else self.consecutive_empty_items + 1
+        in_order = in_order or groups > 0
         self.consecutive_lost_items = 0 if in_order else self.consecutive_lost_items + 1
 
     def _went_wrong(self, error: AtroposError) -> None:

@@ -56,13 +56,12 @@ def make_named_env(
     server = server_manager(env_cls, settings)
     if server.template is not None:
         _require_names(settings)
-    wait = settings.mode != "serve" and not server.use_proxy
 
     async def read_settings() -> tuple[CommandSettings, Any]:
         try:
             if must_answer:
                 await require_answers(server.servers)
-            config, tokenizer = await named_by_servers(settings.env, server.servers, wait=wait)
+            config, tokenizer = await named_by_servers(settings.env, server.servers)
             more = await _named_more(env_cls, settings)
             return replace(settings, env=config, more_servers=more), tokenizer
         finally:
@@ -162,15 +161,15 @@ def make_env(
 
 
 async def named_by_servers(
-    config: BaseEnvConfig, servers: Sequence[APIServer], *, wait: bool
+    config: BaseEnvConfig, servers: Sequence[APIServer]
 ) -> tuple[BaseEnvConfig, Any]:
     """``config`` with the tokenizer of the served model; and that tokenizer, or None.
 
-    ``wait`` for a server if none answers; a tokenizer that is not named is always waited for.
+    A server is waited for only if no tokenizer is named: an environment may call no model.
     """
     named = "tokenizer_name" in config.model_fields_set
     tokens = [server for server in servers if isinstance(server, TokenServer)]
-    names = await identify(servers, wait=wait or bool(tokens and not named))
+    names = await identify(servers, wait=bool(tokens and not named))
     if names and not named:
         logger.info("tokenizer of the served model: %s", names[0])
         config = config.model_copy(update={"tokenizer_name": names[0]})

@@ -61,6 +61,8 @@ from atroposlib.wire.images import with_references
 logger = logging.getLogger(__name__)
 # Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
 _began_under: ContextVar[int | None] = ContextVar("began_under", default=None)
+# Numbers of groups that the hook of this delivery accepted; None outside a delivery.
+_accepted: ContextVar[list[int] | None] = ContextVar("accepted", default=None)
 
 
 class MoreServers(NamedTuple):
@@ -260,6 +262,7 @@ class EnvRuntime:
         status = self.joined_run.status
         incarnation = status.incarnation if status else None
         _began_under.set(incarnation)
+        self.pool.adopt(item_uuid)
         self.journal.enter(item_uuid, incarnation)
         return await self.pool.roll_out(item_uuid)
 
@@ -301,21 +304,22 @@ class EnvRuntime:
 
     async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
         scored = groups[0] if len(groups) == 1 else groups
-        sending = not self._only_saves
+        # Overrides of the original take these arguments in ``process`` only, and return nothing.
+        saving = {"do_send_to_api": False, "abort_on_any_max_length_exceeded": False}
+        options = saving if self._only_saves else {}
+        accepted: list[int] = []
+        outer = _accepted.set(accepted)
         try:
             with boundary(self.label(), item, "handle_send_to_api"):
-                kept = await self.env.handle_send_to_api(
-                    scored,
-                    item,
-                    do_send_to_api=sending,
-                    abort_on_any_max_length_exceeded=sending,
-                )
+                kept = await self.env.handle_send_to_api(scored, item, **options)
         except RolloutError as error:
             for group in groups:
                 self.group_stats.drop(RejectReason.HOOK_FAILED, str(error), item, group)
             raise
+        finally:
+            _accepted.reset(outer)
         self.last_completed_item = item
-        return len(kept)
+        return sum(accepted) if kept is None else len(kept)
 
     async def accept(
         self,
@@ -355,6 +359,10 @@ class EnvRuntime:
             await self.journal.before_post(lambda: pack_groups(kept, number))
             kept = await sender.send(kept, item, run_id)
         self.group_stats.add_kept(len(kept))
+        if (delivery := _accepted.get()) is not None:
+            delivery.append(len(kept))
+        else:  # a hook of the environment replaces the delivery
+            self.pool.count_kept(len(kept))
         return [accepted.group for accepted in kept]
 
     async def _with_teacher(
@@ -391,7 +399,7 @@ class EnvRuntime:
         except AtroposError as error:  # the group is sent without its table
             logger.error("%s", error, exc_info=error)
         if self.group_file is not None:
-            self.group_file.write(group)
+            self.group_file.write_with_absent(group)
 
     def _label(
         self, group: ScoredDataGroup, item: Item, sender: GroupSender | None

@@ -123,7 +123,7 @@ def report_results(
     start_time: float | None,
     end_time: float | None,
     generation_parameters: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]] | None,
+    samples: Sequence[Any] | None,
     measured_at: Mapping[str, Any] | None = None,
     verbose: bool = True,
     stderr: Mapping[str, float] | None = None,
@@ -131,7 +131,8 @@ def report_results(
     """Write the files, if there is a ``directory``, and print the table.
 
     The files are ``metrics.json`` and, with samples, ``samples.jsonl``; each is written whole
-    or not at all. Samples with messages, or a prompt, also make :func:`transcripts`. Without
+    or not at all. A sample is a mapping, else any value of JSON, which is only written. Samples
+    with messages, or a prompt, also make :func:`transcripts`. Without
     ``stderr`` a metric has the standard error of the samples' field of its name, if it is the
     mean of that field. ``measured_at`` holds the step and the policy version, times are
     seconds since the epoch (by default now). A number that is not finite is written as null:
@@ -140,8 +141,9 @@ def report_results(
     """
     now, results = time.time(), scalars(metrics)
     started, ended = start_time or now, end_time or now
+    records = [sample for sample in samples or () if isinstance(sample, Mapping)]
     if stderr is None:
-        stderr = default_errors(samples or (), results)
+        stderr = default_errors(records, results)
     if verbose:
         display_metrics_table(task, finite_numbers(results), started, ended, stderr)
     if directory is None:
@@ -153,7 +155,7 @@ def report_results(
             "generation_parameters": plain(generation_parameters),
             **(measured_at or {}),
         },
-        "results": {f"atropos|{task}|0": results, "all": results},
+        "results": {f"atropos|{task}|0": plain(metrics), "all": plain(metrics)},
         **({"standard_errors": scalars(stderr)} if stderr else {}),
     }
     replace_text(
@@ -161,24 +163,27 @@ def report_results(
     )
     if samples is not None:
         _write_lines(directory / "samples.jsonl", map(_without_row, samples))
-        if any("messages" in sample or "prompt" in sample for sample in samples):
-            _write_lines(directory / TRANSCRIPTS, transcripts(samples, task))
+        if any("messages" in record or "prompt" in record for record in records):
+            _write_lines(directory / TRANSCRIPTS, transcripts(records, task))
 
 
-def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+def _write_lines(path: Path, values: Iterable[Any]) -> None:
     replace_text(path, "".join(json_line(plain(value)) for value in values))
 
 
-def _without_row(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _without_row(sample: Any) -> Any:
+    if not isinstance(sample, Mapping):
+        return sample
     return {name: value for name, value in sample.items() if name != ROW}
 
 
-def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+def append_samples(path: Path, samples: Sequence[Any], step: int) -> None:
     """Add ``samples`` to a file that holds the samples of every evaluation of a run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for sample in samples:
-            file.write(json_line({"step": step, **plain(_without_row(sample))}))
+            record = sample if isinstance(sample, Mapping) else {"sample": sample}
+            file.write(json_line({"step": step, **plain(_without_row(record))}))
 
 
 # --- samples by item: pure ---------------------------------------------------------------

@@ -57,7 +57,7 @@ class EnvHooks(Protocol):
         item: Item | None = None,
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
-    ) -> list[ScoredDataGroup]: ...
+    ) -> list[ScoredDataGroup] | None: ...  # of the original: None
 
 
 class Serving(Protocol):

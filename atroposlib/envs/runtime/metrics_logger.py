@@ -22,6 +22,7 @@ from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.reports import Reports
 from atroposlib.envs.runtime.sender import GroupStats
+from atroposlib.envs.settings.readable import recorded
 from atroposlib.trackers import Guarded, finite_numbers, is_installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl, json_number
 from atroposlib.trackers.services import Run
@@ -154,7 +155,7 @@ class MetricsLogger:
             project=run.project or None,
             group=run.group or None,
             directory=Path(run.config.log_dir),
-            settings=run.config.model_dump(mode="json"),
+            settings=recorded(run.config),
         )
         prefix = f"{run.name}_" if run.name else ""
         for name in names:

@@ -21,7 +21,7 @@ from atroposlib.envs.settings.config import (
     with_new_names,
 )
 from atroposlib.errors import ConfigError
-from atroposlib.settings.fields import type_name
+from atroposlib.settings.fields import chosen_value, type_name
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.cli import flag_pairs
 from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser
@@ -85,7 +85,7 @@ def parse_value(name: str, annotation: Any, value: Any) -> Any:
         except json.JSONDecodeError as error:
             if "TEXT" not in kinds:
                 raise ConfigError(f"--{name}: {value!r} is not JSON: {error}") from error
-    return None if value == "None" else value
+    return None if value == "None" else chosen_value(annotation, value)
 
 
 GROUPS = {

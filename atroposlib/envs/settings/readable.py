@@ -44,6 +44,21 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def recorded(config: BaseEnvConfig) -> dict[str, Any]:
+    """``config`` as JSON for records: without API keys; what has no JSON form is its repr."""
+    serializer = TypeAdapter(Any).serializer
+    document = serializer.to_python(config.model_dump(), mode="json", fallback=repr)
+    return cast(dict[str, Any], _without_keys(document))
+
+
+def _without_keys(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_keys(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_keys(entry) for name, entry in value.items() if name != "api_key"}
+
+
 class SettingsView:
     """The settings of ``config``; values in ``names`` are checked. The remaining uses reach ``config``."""
 

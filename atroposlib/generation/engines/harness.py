@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.errors import ConfigError, InferenceRefused
+from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.openai import chat_completion_of, completion_of
@@ -101,7 +102,8 @@ class ServerHarness(APIServer):
 
 def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
     """A ``role:`` line and a ``content:`` line per message."""
-    return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
+    plain = map(plain_message, messages)
+    return "\n".join(f"role:{m['role']}\ncontent:{m.get('content')}" for m in plain)
 
 
 def _complete(config: Any) -> APIServerConfig:

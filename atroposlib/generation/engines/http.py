@@ -146,11 +146,10 @@ class HttpClient:
         import httpx
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-        pool = self._pool_with_room()
+        content = None if json is None else JSON_FORM.encode(json).encode()
+        headers, pool = _with_routing_key(headers), self._pool_with_room()
         request = asyncio.ensure_future(
-            pool.client.request(
-                method, url, json=json, headers=_with_routing_key(headers), timeout=timeout
-            )
+            pool.client.request(method, url, content=content, headers=headers, timeout=timeout)
         )
         pool.running.add(request)
         try:
@@ -181,9 +180,28 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()  # 20 ms
 
 
+def _json_form(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None and not isinstance(value, type):
+        return dump(mode="json", exclude_none=True)
+    if (numbers := getattr(value, "tolist", None)) is not None:
+        return numbers()
+    raise TypeError(f"a request holds a {type(value).__name__}, which has no JSON form")
+
+
+# Requests may hold objects of the openai package and numbers of numpy. TypeError: a value has no
+# JSON form; ValueError: a number is not finite.
+JSON_FORM = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_json_form
+)
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
     key = current_call.get().routing_key
-    return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
+    return {**JSON_HEADERS, **({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
 def read_reply(response: httpx.Response) -> JsonReply:

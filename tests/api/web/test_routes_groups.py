@@ -78,6 +78,27 @@ async def test_bools_and_whole_floats_are_converted_as_by_the_original(api):
     assert served["scores"] == [1.0, 0.0, 1.0, 0.5] and served["tokens"][0] == [1, 7]
 
 
+@pytest.mark.parametrize(
+    ("field", "sent", "stored"),
+    [
+        ("tokens", [["5", 7]] * 2, [[5, 7]] * 2),
+        ("masks", [[-100, "7"]] * 2, [[-100, 7]] * 2),
+        ("scores", ["1.0", "0"], [1.0, 0.0]),
+        ("inference_logprobs", [[1.0, "-0.5"]] * 2, [[1.0, -0.5]] * 2),
+        ("distill_token_ids", [[[], [True, 3.0, "4"]]] * 2, [[[], [1, 3, 4]]] * 2),
+        ("env_id", "0", 0),
+        ("env_id", 0.0, 0),
+    ],
+)
+async def test_numbers_in_other_forms_are_converted_as_by_the_original(
+    api, field, sent, stored
+):
+    await api.started()
+    more = {"distill_logprobs": [[[], [-1.0, -2.0, -3.0]]] * 2} if "distill" in field else {}
+    await api.post("/scored_data", group() | more | {field: sent})
+    assert (await api.get("/latest_example"))[field] == stored
+
+
 GOOD = json.dumps(group())
 
 

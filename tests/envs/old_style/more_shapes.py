@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import random
+import time
+import uuid
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -307,6 +309,48 @@ class SendingEnv(NodesEnv):
         )
 
 
+class SilentSendingEnv(NodesEnv):
+    """Hands groups on at the moment of sending, and returns nothing, as the original does."""
+
+    name = "old_silent_sending"
+
+    async def handle_send_to_api(self, scored_data, item=None, *settings, **more):
+        await super().handle_send_to_api(scored_data, item, *settings, **more)
+
+
+class HandledByHandEnv(NodesEnv):
+    """A ``handle_env`` of the author, with the steps of the original's."""
+
+    name = "old_handled_by_hand"
+
+    async def handle_env(self, item_uuid):
+        item = self.running_items.get(item_uuid)["item"]
+        collected, backlog = await self.collect_trajectories(item)
+        self.backlog.extend(backlog)
+        collected = await self.postprocess_histories(collected)
+        self.running_items.pop(item_uuid, None)
+        await self.handle_send_to_api(collected, item)
+        await self.cleanup()
+        return collected
+
+
+class WorkersByHandEnv(NodesEnv):
+    """An ``add_train_workers`` of the author, which keeps the sets of the base class."""
+
+    name = "old_workers_by_hand"
+
+    async def add_train_workers(self):
+        while len(self.workers) < min(self.max_num_workers, 2):
+            item = self.backlog.pop() if self.backlog else await self.get_next_item()
+            item_uuid = str(uuid.uuid4())
+            entry = {"item": item, "worker": None, "start_time": time.time()}
+            self.running_items[item_uuid] = entry
+            worker = asyncio.create_task(self.handle_env(item_uuid))
+            self.running_items[item_uuid]["worker"] = worker
+            self.workers.add(worker)
+            worker.add_done_callback(self.workers.discard)
+
+
 class StatusEnv(NodesEnv):
     """Reads the status and the places of the runtime as the original names them."""
 
@@ -428,5 +472,6 @@ MORE = [
     *(ClassDefaultsEnv, ServerListEnv, ConfigOfItsOwnEnv, KeywordEnv, PoolEnv, LabelEnv),
     *(ScoringEnv, SeldomEnv, TextCompletionEnv, SeveralGroupsEnv, ListPostprocessEnv),
     *(OverridesEnv, CheckpointEnv, CleanupEnv, WandbEnv, SendingEnv, StatusEnv, BacklogEnv),
+    *(SilentSendingEnv, HandledByHandEnv, WorkersByHandEnv),
     *(ClassAttributesEnv, MixinEnv, EvalWorkersEnv, BareEnv),
 ]

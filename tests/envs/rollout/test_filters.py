@@ -14,7 +14,7 @@ from atroposlib.envs.rollout.filters import (
     RejectReason,
     filter_group,
 )
-from atroposlib.envs.rollout.groups import with_metadata
+from atroposlib.envs.rollout.groups import PER_ROW, with_metadata
 from atroposlib.wire.columns import to_group
 from tests.envs.rollout.rows import group
 
@@ -31,6 +31,25 @@ def reason(g, **changes):
 def record_of(g, env_id=3):
     """What the rollout API gets."""
     return to_group(judged(g).as_sent(env_id))
+
+
+@pytest.mark.parametrize("name", sorted(set(PER_ROW) - {"tokens", "masks", "scores"}))
+@pytest.mark.parametrize("empty", [[], ()], ids=["list", "tuple"])
+def test_an_optional_field_without_entries_is_an_absent_field(name, empty):
+    assert record_of(group(**{name: empty})) == record_of(group())
+
+
+@pytest.mark.parametrize(
+    ("messages", "sent"),
+    [
+        (["a", "b"], [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]),
+        ([[], [{"role": "tool", "content": None}]], [[], [{"role": "tool", "content": None}]]),
+    ],
+)
+def test_the_text_of_a_row_is_sent_as_a_message(messages, sent):
+    made = group(messages=messages)
+    assert record_of(made).messages == sent
+    assert judged(made).group["messages"] == messages  # the file has the author's
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,15 @@ def test_a_saved_group_is_one_line_also_with_values_that_are_not_json(tmp_path):
     assert line["images"] == "cmF3" and "GroupFile" in line["notes"]["hook"]
 
 
+def test_a_line_has_the_fields_of_the_original_s_files(tmp_path):
+    file = GroupFile(str(tmp_path / "g.jsonl"))
+    file.write_with_absent({"tokens": [[1]], "overrides": [{"sft": True}]})
+    file.close()
+    absent = ["ref_logprobs", "group_overrides", "distill_token_ids", "distill_logprobs"]
+    line = json.loads((tmp_path / "g.jsonl").read_text())
+    assert line == {"tokens": [[1]], "overrides": [{"sft": True}], **dict.fromkeys(absent)}
+
+
 def test_a_group_that_the_earlier_life_wrote_is_not_written_again(tmp_path):
     wanted = str(tmp_path / "g.jsonl")
     first = GroupFile(wanted)

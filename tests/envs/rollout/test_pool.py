@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from atroposlib.envs.rollout.pool import RolloutStatus, RolloutTask, WorkerPool, run_rollout
@@ -92,6 +93,14 @@ async def test_none_entries_of_a_list_of_groups_are_skipped():
         [GROUP, GROUP],
         ["later"],
     )
+
+
+async def test_scores_may_be_an_array():
+    async def collect(item):
+        return {**GROUP, "tokens": [[1], [2]], "scores": np.array([0.0, 1.0])}, []
+
+    outcome = await run_rollout(Script(collect=collect), "item")
+    assert outcome.status is RolloutStatus.SCORED
 
 
 async def test_nothing_returned_is_empty_and_not_a_failure():

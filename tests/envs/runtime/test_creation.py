@@ -119,6 +119,39 @@ def test_another_server_at_the_address_is_named(environment):
     assert status == 2 and f"{url} answers, but is no inference server" in output
 
 
+LOADER = """
+from atroposlib.envs.base import BaseEnv, ServerBaseline
+
+class Loader(BaseEnv):
+    name = "loader"
+    async def setup(self): pass
+    async def get_next_item(self): return "a text"
+    async def collect_trajectories(self, item):
+        return {"tokens": [[5], [6]], "masks": [[5], [6]], "scores": [0, 1]}, []
+    async def evaluate(self): await self.evaluate_log({"eval/exact": 1.0})
+    @classmethod
+    def config_init(cls): return cls.env_config_cls(group_size=2), ServerBaseline()
+
+Loader.cli()
+"""
+
+
+@pytest.mark.parametrize("mode", ["process", "evaluate"])
+def test_an_environment_that_calls_no_model_waits_for_no_server(mode, model, tmp_path):
+    (tmp_path / "loader.py").write_text(LOADER)
+    words = [mode, "--env.tokenizer_name", str(model), "--env.total_steps", "2"]
+    done = subprocess.run(
+        [sys.executable, "loader.py", *words],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "waiting for" not in done.stderr
+
+
 def test_an_absent_server_is_waited_for_with_its_start_command(environment, unused_tcp_port):
     url = f"http://127.0.0.1:{unused_tcp_port}"
     status, output = environment(url, "--openai.timeout", "1")

@@ -44,6 +44,44 @@ async def test_values_that_are_no_groups_are_counted_and_end_nothing(env):
     assert env._atropos.group_stats.by_reason() == {"dropped_malformed": 5}
 
 
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("serve", {}),
+        (
+            "process",
+            {"do_send_to_api": False, "abort_on_any_max_length_exceeded": False},
+        ),
+    ],
+)
+async def test_the_hook_of_a_delivery_gets_the_arguments_of_the_original(
+    env, command, settings
+):
+    taken, group = [], {"tokens": [[5]], "masks": [[5]], "scores": [1.0]}
+
+    async def send(scored_data, item=None, **given):
+        taken.append((scored_data, item, given))
+
+    env.handle_send_to_api = send
+    if command == "process":
+        env._atropos.begin_process()
+    assert await env._atropos.pool.deliver([group], "item") == 0
+    assert taken == [(group, "item", settings)]
+
+
+async def test_groups_that_a_hook_accepts_itself_are_counted(env):
+    group = {"tokens": [[5], [6]], "masks": [[5], [6]], "scores": [0.0, 1.0]}
+    kept = env._atropos.pool.counts
+    await env.handle_send_to_api(group, "item", do_send_to_api=False)
+    assert kept["kept"] == 1  # a handle_env by hand: no delivery of the pool counts
+
+    async def send(scored_data, item=None, **settings):
+        await ToyEnv.handle_send_to_api(env, [scored_data, scored_data], item, False)
+
+    env.handle_send_to_api = send
+    assert await env._atropos.pool.deliver([group], "item") == 2 and kept["kept"] == 1
+
+
 ATTRIBUTES = (
     "config server tokenizer workers eval_workers backlog running_items curr_step max_token_len "
     "completion_lengths rollouts_for_wandb items_sent_this_step task_duration "

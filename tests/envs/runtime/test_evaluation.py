@@ -45,6 +45,27 @@ def test_results_survive_values_that_are_no_numbers(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.json", "samples.jsonl"}
 
 
+def test_samples_and_metrics_of_any_form_of_json_are_written(tmp_path):
+    samples = ["a text", ["q", 1], {"prompt": "p", "reward": 1.0}, 3, None]
+    metrics = {"exact": 0.5, "by_subject": {"algebra": np.float32(0.25)}, "runs": [0.5, 1.0]}
+    report_results(
+        tmp_path,
+        metrics,
+        task="t",
+        model_name="m",
+        start_time=None,
+        end_time=None,
+        generation_parameters={},
+        samples=samples,
+    )
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written["results"]["all"] == metrics
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == samples
+    append_samples(tmp_path / "all.jsonl", ["a text"], step=3)
+    assert json.loads((tmp_path / "all.jsonl").read_text()) == {"step": 3, "sample": "a text"}
+
+
 def test_samples_of_several_evaluations_are_appended_with_their_step(tmp_path):
     path = tmp_path / "deep" / "samples.jsonl"
     append_samples(path, [{"reward": 1.0}], step=3)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Optional
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
 
 import pytest
+from pydantic import Field, SecretStr
 
-from atroposlib.envs.settings.config import BaseEnvConfig
-from atroposlib.envs.settings.readable import foreign_names, readable
+from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
+from atroposlib.envs.settings.readable import foreign_names, readable, recorded
 
 
 class Changed(BaseEnvConfig):
@@ -42,3 +47,26 @@ def test_all_else_reaches_the_settings():
     assert config.batch_size == 8 and view.model_dump()["seed"] == 3.0
     with pytest.raises(AttributeError):
         view.absent
+
+
+class Recorded(BaseEnvConfig):
+    scorer: Callable[..., Any] = len
+    folder: Path = Path("data")
+    tags: set[str] = {"a"}
+    password: SecretStr = SecretStr("open-sesame")
+    judges: list[APIServerConfig] = [APIServerConfig(model_name="judge", api_key="sk-1")]
+    nested: dict[str, Any] = {"server": {"api_key": "sk-2", "model": object()}}
+    hidden: object = Field(default_factory=object, exclude=True)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_any_settings_have_a_record_without_keys(view):
+    config = Changed() if view else Recorded(eval_handling=EvalHandlingEnum.NONE)
+    document = recorded(readable(config))
+    text = json.dumps(document)
+    assert "sk-" not in text and "sesame" not in text
+    assert document["group_size"] == 4
+    if not view:
+        assert (document["folder"], document["tags"]) == ("data", ["a"])
+        assert (document["scorer"], document["eval_handling"]) == (repr(len), "NONE")
+        assert document["judges"][0]["model_name"] == "judge" and "hidden" not in document

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from types import MappingProxyType
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -15,7 +19,13 @@ from starlette.routing import Route
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import POOL_CONNECTIONS, HttpClient, _Pool, server_root
+from atroposlib.generation.engines.http import (
+    JSON_FORM,
+    POOL_CONNECTIONS,
+    HttpClient,
+    _Pool,
+    server_root,
+)
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import VLLMServer
@@ -37,6 +47,54 @@ async def test_an_address_that_is_not_a_url_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="base_url"):
         await server.chat_completion(messages=HELLO)
     await server.close()
+
+
+REPLY = ChatCompletionMessage(role="assistant", content="a")
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [
+        ChatCompletionMessageFunctionToolCall(
+            id="c1", type="function", function={"name": "add", "arguments": "{}"}
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"messages": (REPLY,)}, {"messages": [{"role": "assistant", "content": "a"}]}),
+        (
+            {"messages": [CALLED]},
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "c1",
+                                "type": "function",
+                                "function": {"name": "add", "arguments": "{}"},
+                            }
+                        ],
+                    }
+                ]
+            },
+        ),
+        (
+            {"temperature": np.float32(0.5), "max_tokens": np.int64(4), "ids": np.arange(2)},
+            {"temperature": 0.5, "max_tokens": 4, "ids": [0, 1]},
+        ),
+        ({"extra": MappingProxyType({"ä": None})}, {"extra": {"ä": None}}),
+    ],
+)
+def test_a_request_may_hold_objects_of_openai_and_numbers_of_numpy(given, sent) -> None:
+    assert json.loads(JSON_FORM.encode(given)) == sent
+
+
+def test_a_value_without_a_json_form_is_named() -> None:
+    with pytest.raises(TypeError, match="a request holds a set, which has no JSON form"):
+        JSON_FORM.encode({"stop": {"a"}})
 
 
 def hanging() -> tuple[HttpClient, asyncio.Event]:
