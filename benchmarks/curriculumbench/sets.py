@@ -105,6 +105,9 @@ SETS: dict[str, Callable[[int], TaskSet]] = {
     "backwards": lambda seed: library_set(
         letters, seed, max_new=28, words=1, backwards=1, tasks=1000
     ),
+    "phrases": lambda seed: library_set(
+        letters, seed, max_new=30, backwards=1, bare=True, tasks=600
+    ),
     "tic_tac_toe": lambda seed: library_set(
         tic_tac_toe,
         seed,
