@@ -58,8 +58,9 @@ def play_on_policy(
 
 
 def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bool) -> None:
-    """Train on demonstrated replies to trained tasks; a rate that decays falls to 0."""
+    """Train on demonstrated replies to tasks; a rate that decays falls to 0."""
     rng = random.Random(seed)
+    lesson_tasks = tasks.lessons or tasks.rows
     known: dict[int, list[Row]] = {}  # lessons of the task of each place
 
     async def lessons(task: Any) -> list[Row]:
@@ -76,9 +77,9 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bo
         left = 1 - step / steps if decays else 1.0
         policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * left
         batch = []
-        for place in rng.choices(range(len(tasks.rows)), k=64):
+        for place in rng.choices(range(len(lesson_tasks)), k=64):
             if place not in known or not tasks.has_gold:
-                known[place] = asyncio.run(lessons(tasks.rows[place]))
+                known[place] = asyncio.run(lessons(lesson_tasks[place]))
             batch += known[place]
         policy.update(batch)
 
