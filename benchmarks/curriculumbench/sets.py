@@ -110,11 +110,14 @@ SETS: dict[str, Callable[[int], TaskSet]] = {
     "count": lambda seed: library_set(
         letters, seed, max_new=2, words=1, backwards=0, bare=True, tasks=900
     ),
+    "letters": lambda seed: library_set(
+        letters, seed, max_new=10, words=1, bare=True, tasks=2600, lessons=2000
+    ),
     "backwards": lambda seed: library_set(
         letters, seed, max_new=28, words=1, backwards=1, tasks=1000
     ),
     "phrases": lambda seed: library_set(
-        letters, seed, max_new=30, backwards=1, bare=True, tasks=2600, lessons=2000
+        letters, seed, max_new=30, backwards=1, bare=True, tasks=2400, lessons=2000
     ),
     "tic_tac_toe": lambda seed: library_set(
         tic_tac_toe,
