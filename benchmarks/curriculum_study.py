@@ -208,7 +208,9 @@ def main() -> None:
     parser.add_argument("--imitate-lr", type=float, default=2e-3)
     parser.add_argument("--imitate-decay", action="store_true", help="of that rate, to 0")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--warmup", type=int, default=0, help="steps until that rate is reached")
+    parser.add_argument(
+        "--warmup", type=int, default=0, help="steps until that rate is reached"
+    )
     parser.add_argument("--width", type=int, default=64, help="of the two layers of the model")
     parser.add_argument("--check-every", type=int, default=2, help="steps between scores")
     parser.add_argument(
