@@ -2,8 +2,9 @@
 
     python benchmarks/curriculum_study.py --set backwards --seeds 0 1 2 --samplers uniform pools
 
-The sets ``backwards``, ``count``, ``phrases`` (settings of letters) and ``tic_tac_toe`` are environments of
-environments/library: their own functions play and score, on the policy. The others are made here:
+The sets ``letters``, ``count``, ``backwards``, ``phrases`` (settings of letters) and
+``tic_tac_toe`` are environments of environments/library: their own functions play and score, on
+the policy. Two sets are made here:
 ``graded`` are words of up to six letters to copy, and of ``impossible`` nine tasks of ten never give
 a reward. The policy is a tiny random model, which first imitates replies for ``--imitate`` steps,
 the same for all samplers. Then each step takes the first groups whose scores differ, as

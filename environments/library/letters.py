@@ -3,8 +3,8 @@
     python environments/library/letters.py serve
 
 Easier, for example for a small model: ``--env.words 1 --env.apart true --env.steps true``;
-for a model of characters: ``--env.words 1 --env.backwards 0 --env.bare true``. Without ``words``
-a phrase has one to three words, so that phrases differ much in difficulty.
+for a model of characters: ``--env.words 1 --env.backwards 0 --env.bare true``. Without
+``--env.backwards 0`` half of the tasks turn words round, which is much harder.
 """
 
 from collections import Counter
