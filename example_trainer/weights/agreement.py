@@ -34,8 +34,8 @@ START_NATS = 0.1  # most mean of bfloat16 before anything was compared
 TIMES_USUAL = 2.5
 AT_ONCE_NATS = 0.2  # a mean above it and above twice the limit is refused the first time
 # Of the scores of a lag, each less the allowance, summed over checks. A server that no step moves
-# exceeds the sum by chance once in 1e7 checks.
-ALLOWANCE, MOST_EVIDENCE = 1.0, 8.0
+# exceeds the sum by chance once in a million checks.
+ALLOWANCE, MOST_EVIDENCE = 1.0, 7.0
 MEMORY = 0.8  # share of the moving mean that a comparison leaves as it was
 
 
