@@ -117,7 +117,6 @@ def trial(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def environment_to_try(options: argparse.Namespace, words: Sequence[str]) -> Any:
-    """The environment with its settings."""
     from atroposlib.envs.cli import read_settings
     from atroposlib.envs.runtime.creation import make_named_env
 

@@ -11,7 +11,6 @@ atropos archive pin runs/a 120          keep the groups of a step beyond --archi
 
 from __future__ import annotations
 
-import webbrowser
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,8 +37,7 @@ from atroposlib.frontend.jsonl2html import dump_page
 from atroposlib.ui.export import EXPORT_BYTES, Kept, exported_page
 from atroposlib.utils.command.parser import PORT, CommandParser
 from atroposlib.utils.http.gate import Gate
-from atroposlib.utils.http.serve import run_app
-from atroposlib.utils.http.sockets import bind
+from atroposlib.utils.http.serve import serve_page
 from atroposlib.utils.http.web_pages import page_checks
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.wire.explore import BatchDetail, BatchPage, BatchView
@@ -101,7 +99,7 @@ def view_dump(path: Path, dump: Dump, options: Namespace) -> None:
             raise ConfigError(f"the tokenizer {options.tokenizer} is not on this machine")
     page = exported_page(dump_page(path, dump, tokenizer))
     if options.export is None:
-        serve_app(page_app(page), options.port, options.open, "/")
+        serve_page(page_app(page), options.port, options.open, "/")
         return
     file, *filters = options.export
     if filters:
@@ -217,17 +215,7 @@ def serve(explorer: Explorer, port: int, browser: bool) -> None:
     """Serve the page of a run on loopback until a signal."""
     from atroposlib.api.server import create_view
 
-    serve_app(create_view(explorer), port, browser, "/ui/")
-
-
-def serve_app(app: ASGIApp, port: int, browser: bool, path: str) -> None:
-    """Serve the page at ``path`` on loopback until a signal."""
-    with bind("127.0.0.1", port, backlog=128) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
-        print(f"view on {address} (Ctrl-C ends it)", flush=True)
-        if browser:
-            webbrowser.open(address)
-        run_app(app, listener)
+    serve_page(create_view(explorer), port, browser, "/ui/")
 
 
 def _damaged_groups(store: Store) -> Iterator[int]:

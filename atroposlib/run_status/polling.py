@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
 from atroposlib.run_status.rules_processes import two_apis
-from atroposlib.run_status.verdict import cause_line, document_of, judge
+from atroposlib.run_status.verdict import cause_line, judge
 
 URL_VARIABLE, DEFAULT_URL = "ATROPOS_API_URL", "http://127.0.0.1:8000"
 API_TIMEOUT_S, ELSEWHERE_TIMEOUT_S = 5.0, 1.0
@@ -59,7 +59,7 @@ def poll(url: str, has_token: bool = True) -> RunReport:
     except Silent as silent:
         problem = _problem_of_store(url) or str(silent)
         sample = RunSample(began, problem=problem)
-        verdict = document_of(judge(Evidence(url, sample, sample)))
+        verdict = asdict(judge(Evidence(url, sample, sample)))
         return RunReport(url, began, None, verdict, refused="status 40" in problem)
     verdict = status.pop("verdict")
     if (elsewhere := _another_api(url, status)) is not None:

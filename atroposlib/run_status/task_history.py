@@ -160,7 +160,6 @@ def mean_success(values: Iterable[float | None]) -> float | None:
 
 
 def summaries(lines: Sequence[HistoryLine]) -> list[TaskSummary]:
-    """The tasks of a history."""
     last_step = max((line.step for line in lines), default=0)
     of_task: dict[str, list[HistoryLine]] = {}
     for line in lines:

@@ -11,7 +11,7 @@ The folder of a run whose processes are gone shows done, stopped or failed (``en
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from atroposlib.run_status.diagnosis import diagnose
@@ -57,7 +57,7 @@ class ProcessLine:
 
 @dataclass(frozen=True)
 class StatusVerdict:
-    """State of a run with its reasons."""
+    """State of a run with its reasons; ``asdict`` makes its document in GET /status."""
 
     state: State
     line: str  # cause, or what goes on
@@ -110,11 +110,6 @@ def cause_line(finding: Finding) -> str:
     if finding.key == "complete":
         return finding.evidence[0]
     return f"{finding.cause}: {finding.evidence[0]}"
-
-
-def document_of(verdict: StatusVerdict) -> dict[str, Any]:
-    """The verdict as JSON values, as in GET /status."""
-    return asdict(verdict)
 
 
 # --- what goes on ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from atroposlib.run_status.polling import (
     address_in,
     poll,
 )
-from atroposlib.run_status.verdict import EXIT_STATUS, document_of
+from atroposlib.run_status.verdict import EXIT_STATUS
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 
@@ -96,7 +97,7 @@ def report_on(folder: Path | None, url: str, again: bool = False) -> RunReport:
         report = poll_twice(address, again)
         if report.verdict["state"] != "unreachable" or report.refused:
             return report
-    verdict = document_of(ended_verdict(folder))
+    verdict = asdict(ended_verdict(folder))
     return RunReport(address or str(folder), time.time(), None, verdict)
 
 

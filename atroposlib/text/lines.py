@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LOG_STARTED = "--- started "  # first words of the line that begins a process in its log
@@ -38,6 +38,12 @@ def encodable_values(value: Any) -> Any:
     if isinstance(value, list):
         return [encodable_values(entry) for entry in value]
     return value
+
+
+def aligned_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
 def json_line(value: Any) -> str:

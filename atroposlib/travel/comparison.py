@@ -77,10 +77,6 @@ class Figures:
     gain_spread: int
     lose_spread: int
 
-    @property
-    def turned_share(self) -> float | None:
-        return self.turned / self.advantages if self.advantages else None
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -158,7 +154,6 @@ def compare(rollouts: Sequence[Rescored], most: int) -> Comparison:
 
 
 def reward_figures(rollouts: Sequence[Rescored]) -> Figures:
-    """Figures of some rollouts."""
     both = [rollout for rollout in rollouts if rollout.has_both]
     old = np.array([rollout.old for rollout in both], dtype=float)
     new = np.array([rollout.new for rollout in both], dtype=float)
@@ -185,7 +180,7 @@ def reward_figures(rollouts: Sequence[Rescored]) -> Figures:
 
 
 def correlation(old: Any, new: Any) -> float | None:
-    """Pearson's correlation of two arrays; None where one of them is constant."""
+    """Pearson's correlation of two arrays; None where either is constant."""
     if len(old) < 2 or np.ptp(old) <= EQUAL or np.ptp(new) <= EQUAL:
         return None
     return float(np.corrcoef(old, new)[0, 1])
@@ -202,7 +197,7 @@ def rows_by(
 
 
 def _pairs(rows: Sequence[Rescored]) -> tuple[int, int]:
-    """Pairs of a group that differ in either reward, and those whose order changes."""
+    """Pairs of a group that differ in either reward, and pairs whose order changes."""
     first, second = np.triu_indices(len(rows), 1)
     orders = []
     for name in ("old", "new"):

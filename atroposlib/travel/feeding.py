@@ -56,7 +56,6 @@ async def feed(
     run: RecordedRun,
     batches: Iterable[RecordedBatch],
     settings: FeedSettings,
-    on_batch: Callable[[RecordedBatch], None] = lambda batch: None,
 ) -> int:
     """Post the batches one after another; return their number when all are claimed.
 
@@ -84,7 +83,6 @@ async def feed(
         ]
         await client.send_groups(groups)
         await until_claimed(client, batch, settings)
-        on_batch(batch)
         count += 1
     return count
 

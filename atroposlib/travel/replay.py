@@ -48,7 +48,7 @@ from atroposlib.travel.recorded_settings import recorded_trainer_settings, train
 from atroposlib.travel.rescore import read_scores
 from atroposlib.utils.command.parser import CommandParser
 
-# Publishers that need servers or a node of them; without servers all are alike.
+# Publishers that need servers or a node of servers; without servers all are alike.
 NEED_SERVERS = ("distributed", "shared_memory", "node_disk")
 OFF_POLICY = (
     "rollouts of later steps are off-policy for a trainer that has become another policy"

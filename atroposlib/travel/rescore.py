@@ -21,7 +21,6 @@ import heapq
 import json
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -42,7 +41,8 @@ from atroposlib.travel.stored_reward import (
     require_arguments,
     values_of,
 )
-from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.command.parser import CommandParser, whole
+from atroposlib.utils.io import whole_file
 
 LARGEST = 20  # disagreements with texts
 NO_TEXT = "no text"  # failure: the bytes of the rollout are freed
@@ -108,11 +108,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--step", metavar="A..B", help="rollouts of these steps of the trainer")
     add(
         "--sample",
-        type=_count,
+        type=whole(1),
         metavar="N",
         help="N groups, drawn at random with a fixed seed",
     )
-    add("--jobs", type=_count, default=1, metavar="K", help="processes (%(default)s)")
+    add("--jobs", type=whole(1), default=1, metavar="K", help="processes (%(default)s)")
     add("--timeout", type=_seconds, default=10.0, help="s of a rollout (%(default)s)")
     add("--items", type=Path, metavar="FILE", help="JSON lines of tasks: id, and columns")
     add(
@@ -128,13 +128,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     about = "report (%(default)s)"
     add("--html", type=Path, default=Path("rescored.html"), metavar="FILE", help=about)
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 def _seconds(text: str) -> float:
@@ -245,17 +238,12 @@ def rescored_row(record: Record, outcome: RewardOutcome) -> Rescored:
 def write_rows(rows: Sequence[Rescored], path: Path) -> None:
     """Write a line for each rollout, as JSON or parquet by the name of the file."""
     records = [{name: getattr(row, own) for name, own in COLUMNS.items()} for row in rows]
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole_file(path) as draft:
         if path.suffix == ".parquet":
             table = module_of_extra("pyarrow").Table.from_pylist(records)
-            module_of_extra("pyarrow.parquet").write_table(table, part)
+            module_of_extra("pyarrow.parquet").write_table(table, draft)
         else:
-            part.write_text("".join(map(json_line, records)), encoding="utf-8")
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+            draft.write_text("".join(map(json_line, records)), encoding="utf-8")
 
 
 def read_scores(path: Path) -> dict[tuple[int, int], float | None]:

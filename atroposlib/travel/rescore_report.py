@@ -1,4 +1,4 @@
-"""Comparison of old and new rewards as lines of a terminal, and as a page in one file."""
+"""Comparison of old and new rewards as lines of a terminal, and as a page in a file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.frontend.page_groups import group_facts, group_replies
+from atroposlib.text.lines import aligned_lines
 from atroposlib.travel.comparison import Comparison, Figures, Rescored, rows_by
 from atroposlib.ui.export import Kept, exported_page
 from atroposlib.utils.command.logs import printable
@@ -71,13 +72,12 @@ def verdict(comparison: Comparison) -> str:
 
 
 def report_lines(comparison: Comparison, notes: Sequence[str]) -> list[str]:
-    """The report for a terminal."""
     lines = [*notes, ""]
     rows = [("", *HEAD), ("all", *cells(comparison.total))]
     if len(comparison.by_env) > 1:
         rows += [(f"env {env}", *cells(own)) for env, own in comparison.by_env.items()]
     steps = [(f"step {step}", *cells(own)) for step, own in comparison.by_step.items()]
-    lines += padded_rows([*rows, *steps[:MOST_LINES]])
+    lines += aligned_lines([*rows, *steps[:MOST_LINES]])
     if len(steps) > MOST_LINES:
         lines.append(f"... {len(steps) - MOST_LINES} more steps in the page")
     lines += ["", verdict(comparison)]
@@ -90,12 +90,6 @@ def report_lines(comparison: Comparison, notes: Sequence[str]) -> list[str]:
             f" (step {NOTHING if row.step is None else row.step}, {row.item or 'no item'})"
         )
     return [printable(line) for line in lines]
-
-
-def padded_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines with columns of equal width."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
 # --- the page -------------------------------------------------------------------------
@@ -141,7 +135,7 @@ def report_page(
     title: str,
     notes: Sequence[str],
 ) -> bytes:
-    """The report in one file.
+    """The report in a file.
 
     Args:
         records: of the largest disagreements, by group and row, with their texts.

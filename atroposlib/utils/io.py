@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from atroposlib.text.lines import encodable
 DISK_RESERVE_BYTES = (
     48 * 2**20
 )  # free space that the rollout API leaves on the disk of its store
+BLOCK_BYTES = 4 * 2**20  # of a file that is read in parts
 
 
 def existing_folder(folder: Path) -> Path:
@@ -46,6 +49,39 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(draft.fileno())
         Path(draft.name).replace(path)
         undo.pop_all()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name aside, for a file that the block writes; it becomes ``path`` at the end of the block.
+
+    After an error the old file stays, and nothing is left aside.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def sync_path(path: Path) -> None:
+    """Flush this file or directory to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

@@ -44,13 +44,10 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Played:
+class Played(Try):
     """Outcome of a try."""
 
-    case: Case
-    replies: Replies
-    what: str
-    score: float | None
+    score: float | None = None
     error: str = ""
     requests: Sequence[Sequence[Mapping[str, Any]]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
@@ -143,9 +140,7 @@ class Subject:
             error, hangs = f"no end within {limit_s:.0f} s", True
         seconds = time.monotonic() - started
         played = Played(
-            case=attempt.case,
-            replies=attempt.replies,
-            what=attempt.what,
+            **vars(attempt),
             score=score,
             error=error,
             requests=session.requests,

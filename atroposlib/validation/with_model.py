@@ -28,7 +28,7 @@ LEAST_VARIED = 0.2  # share of groups whose scores differ
 async def measure_samples(
     env_cls: Any, words: Sequence[str], url: str, calls: JudgeCalls
 ) -> list[CheckResult]:
-    """Findings of a few groups of the model at ``url``; ``calls`` are those of other models.
+    """Findings of a few groups of the model at ``url``; ``calls`` are the calls of further models.
 
     Raises AtroposError: the server does not answer, or every rollout failed.
     """

@@ -88,6 +88,7 @@ ALLOWED = {
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _NOT_FLAT = (*CHOICES, "routed_experts")
 # fields held in memory, also for a large group
+_DISTILLED = {"distill_counts", *CHOICES}
 _HELD = ("seq_lens", "scores", "distill_counts", "rest")
 _COPIED = {IMAGES: LARGE_IMAGES}  # largest text that is copied out of a body
 MAX_DIGITS = 4300  # limit of Python and msgspec for an integer
@@ -178,7 +179,7 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
-        distilled=_distilled_choices(tensors),
+        distilled=None if _DISTILLED.isdisjoint(tensors) else _distilled_choices(tensors),
         routed_experts=tensors.get("routed_experts"),
         env_id=_number("env_id", metadata.get("env_id")),
         group_id=named.get("group_id"),

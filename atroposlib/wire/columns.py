@@ -201,6 +201,7 @@ def from_group(group: ScoredData) -> Columns:
             floats[name] = _flat(name, rows, seq_lens, np.float64)
             rest[name] = None
     versions = group.versions
+    plain = group.distill_token_ids is None and group.distill_logprobs is None
     columns = Columns(
         seq_lens=seq_lens,
         tokens=tokens,
@@ -209,7 +210,7 @@ def from_group(group: ScoredData) -> Columns:
         scores=_packed_numbers("scores", [("", group.scores)], np.float64),
         floats=floats,
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
-        distilled=_distilled_choices(group, seq_lens),
+        distilled=None if plain else _distilled_choices(group, seq_lens),
         routed_experts=(
             None if (experts := group.routed_experts) is None else stack(experts, seq_lens)
         ),

@@ -37,7 +37,6 @@ from atroposlib.workbench.catalogue import (
     Catalogue,
     CatalogueEntry,
     curves_document,
-    read_entry,
     runs_document,
 )
 from atroposlib.workbench.overlay import AXES, Axis
@@ -74,8 +73,7 @@ class WorkbenchData:
             raise ConfigError(f"by: one of {', '.join(AXES)}")
         known: dict[str, Axis] = {name: name for name in AXES}
         for entry in entries:
-            with entry.lock:
-                entry.read()
+            entry.read()
         is_grouped = query.get("apart", "") == ""
         return curves_document(entries, query.get("keys", ""), known[axis], is_grouped)
 
@@ -136,7 +134,7 @@ class RunPage:
             if response is not None:
                 await response(scope, receive, send)
                 return
-            await in_thread(read_entry, entry)  # it has ended since the last look
+            await in_thread(entry.read)  # it has ended since the last look
         await self._show_folder(entry, scope, receive, send)
 
     async def _show_folder(

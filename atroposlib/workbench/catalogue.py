@@ -60,16 +60,18 @@ class CatalogueEntry:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> None:
-        """See :func:`read_entry`."""
-        files, now = self.files, signature_of(self.run)
-        if now == self.signature and self.verdict and self.address is None:
-            return
-        self.signature = now
-        self.rows, self.settings = files.steps(), files.settings()
-        self.sources = files.sources()
-        self.outcome = files.outcome() or RunOutcome("running")
-        self.verdict, self.address = run_verdict(self.run, files)
-        self.document = self._table_row()
+        """Read what changed since the last time; a run that goes on is asked again."""
+        files = self.files
+        with self.lock:
+            now = signature_of(self.run)
+            if now == self.signature and self.verdict and self.address is None:
+                return
+            self.signature = now
+            self.rows, self.settings = files.steps(), files.settings()
+            self.sources = files.sources()
+            self.outcome = files.outcome() or RunOutcome("running")
+            self.verdict, self.address = run_verdict(self.run, files)
+            self.document = self._table_row()
 
     def _table_row(self) -> dict[str, Any]:
         """The run as JSON values of the table."""
@@ -115,7 +117,7 @@ class Catalogue:
             self._scan()
             entries = list(self._entries.values())
         # Each waits for its API at most as long as a poll takes.
-        list(self._threads.map(read_entry, entries))
+        list(self._threads.map(CatalogueEntry.read, entries))
         return entries
 
     def entry(self, key: str) -> CatalogueEntry:
@@ -131,7 +133,7 @@ class Catalogue:
                 raise UnknownGroup(f"no run {key[:50]} is below {self.root}")
             entry = self._entries[key]
         if not entry.verdict:
-            read_entry(entry)
+            entry.read()
         return entry
 
     def entries(self, keys: str) -> list[CatalogueEntry]:
@@ -148,12 +150,6 @@ class Catalogue:
             key: self._entries.get(key) or CatalogueEntry(run, RunFiles(run))
             for key, run in runs.items()
         }
-
-
-def read_entry(entry: CatalogueEntry) -> None:
-    """Read what changed since the last time; a run that goes on is asked again."""
-    with entry.lock:
-        entry.read()
 
 
 def signature_of(run: RunDirectory) -> tuple[Any, ...]:
@@ -189,15 +185,10 @@ def runs_document(root: Path, entries: Sequence[CatalogueEntry]) -> dict[str, An
         "settings": [{"name": name, "short": names[name]} for name in differing],
         "runs": runs,
         "groups": [
-            {"label": title_of_group([settings[key] for key in group], names), "runs": group}
+            {"label": group_label([settings[key] for key in group], names), "runs": group}
             for group in groups
         ],
     }
-
-
-def title_of_group(runs: Sequence[RecordedSettings], names: Mapping[str, str]) -> str:
-    """Label of a group; see :func:`group_label`."""
-    return group_label(runs, list(names), names) if runs[0].values else ""
 
 
 def curves_document(
@@ -218,7 +209,7 @@ def curves_document(
     names = short_names(differing)
     series = []
     for group in groups:
-        label = title_of_group([settings[key] for key in group], names)
+        label = group_label([settings[key] for key in group], names)
         title = (
             by_key[group[0]].run.name if len(group) == 1 else f"{label or 'equal settings'}"
         )

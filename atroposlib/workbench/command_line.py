@@ -8,7 +8,6 @@ atropos run diff runs/a runs/b --html d.html the same as one file, with curves
 from __future__ import annotations
 
 import json
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from rich.console import Console
 
 from atroposlib.text.lines import strict
 from atroposlib.utils.command.parser import API_TOKEN, PORT, CommandParser
-from atroposlib.utils.http.serve import run_app
-from atroposlib.utils.http.sockets import bind
+from atroposlib.utils.http.serve import serve_page
 from atroposlib.workbench.diff_page import diff_file, terminal_parts
 from atroposlib.workbench.run_diff import diff_of_runs
 from atroposlib.workbench.run_folders import find_runs, run_at
@@ -34,12 +32,8 @@ def ui(argv: Sequence[str] | None = None) -> int:
     runs = find_runs(options.root)
     from atroposlib.workbench.app import create_workbench
 
-    with bind("127.0.0.1", options.port, backlog=128) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/ui/"
-        print(f"{len(runs)} runs on {address} (Ctrl-C ends it)", flush=True)
-        if options.open:
-            webbrowser.open(address)
-        run_app(create_workbench(options.root), listener)
+    workbench = create_workbench(options.root)
+    serve_page(workbench, options.port, options.open, "/ui/", f"{len(runs)} runs")
     return 0
 
 

@@ -65,7 +65,7 @@ def values_at(points: Sequence[Point], xs: Sequence[float]) -> Array:
 
 
 def band_of(curves: Sequence[Sequence[Point]]) -> list[BandPoint]:
-    """Mean, lowest and highest of the curves, where all of them have values.
+    """Mean, lowest and highest of the curves, where all curves have values.
 
     Example: [(1, 0), (2, 2)] and [(1, 1), (2, 4)] give (1, 0.5, 0, 1), (2, 3, 2, 4).
     """

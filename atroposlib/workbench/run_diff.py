@@ -45,7 +45,6 @@ class Side:
 
 
 def side_of(run: RunDirectory, files: RunFiles, name: str = "") -> Side:
-    """The side of a run, from its files."""
     verdict, _ = run_verdict(run, files)
     outcome = files.outcome() or RunOutcome("running")
     return Side(

@@ -140,7 +140,7 @@ class RunFiles:
         rows = self._lines.rows
         if len(rows) < self._reduced:
             self._reduced = 0
-        # Lists of keys are most of a line: a page over many runs has no room for them.
+        # Lists of keys are most of a line: a page over many runs has no room for the lists.
         rows[self._reduced :] = map(numbers_of_step, rows[self._reduced :])
         self._reduced = len(rows)
         return last_run(rows, with_start=True)

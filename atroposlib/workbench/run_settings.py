@@ -100,13 +100,15 @@ def seed_groups(
     return list(groups.values())
 
 
-def group_label(
-    runs: Sequence[RecordedSettings], differing: Sequence[str], names: Mapping[str, str]
-) -> str:
-    """The settings that set a group apart, ``lr 0.006``; empty without a difference."""
-    first = runs[0]
+def group_label(runs: Sequence[RecordedSettings], names: Mapping[str, str]) -> str:
+    """The settings that set a group apart, ``lr 0.006``; empty without a difference.
+
+    Args:
+        names: short names of the settings that differ between all runs.
+    """
+    own = runs[0].values
     return ", ".join(
-        f"{names[name]} {first.values.get(name, NOT_SET)}"
-        for name in differing
+        f"{short} {own.get(name, NOT_SET)}"
+        for name, short in (names if own else {}).items()
         if not is_seed(name) and len({run.values.get(name, NOT_SET) for run in runs}) == 1
     )

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ import msgspec
 
 from atroposlib.run_status.ended import ended_verdict
 from atroposlib.run_status.polling import DEFAULT_URL, URL_VARIABLE, address_in, poll
-from atroposlib.run_status.verdict import StatusVerdict, document_of
+from atroposlib.run_status.verdict import StatusVerdict
 from atroposlib.utils.command.folder_lock import HOLDER
 from atroposlib.utils.command.run_folder import METRICS
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
@@ -40,11 +41,11 @@ def run_verdict(run: RunDirectory, files: RunFiles) -> tuple[Mapping[str, Any], 
         if is_own and (report.verdict["state"] != "unreachable" or report.refused):
             return report.verdict, address
     if run.file(METRICS) is None and run.data == run.path:
-        return document_of(data_verdict(run, files)), None
+        return asdict(data_verdict(run, files)), None
     steps = None
     if run.file(METRICS):
         steps = [row for row in files.steps() if row["step"] > 0]  # 0: an evaluation alone
-    return document_of(ended_verdict(run.path, steps)), None
+    return asdict(ended_verdict(run.path, steps)), None
 
 
 def is_trusted(address: str) -> bool:

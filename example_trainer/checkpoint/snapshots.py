@@ -15,10 +15,8 @@ Checkpoints of format 1 have whole tensors in ``weights-<n>.safetensors`` and no
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import CheckpointError
+from atroposlib.utils.io import file_sha256, sync_path, whole_file
 from example_trainer.checkpoint.shards import (
     StoredTensor,
     Written,
@@ -36,7 +35,6 @@ from example_trainer.checkpoint.shards import (
 from example_trainer.model.model_dir import (
     discard,
     numbered_directories,
-    sync,
     tidy,
     whole_directory,
 )
@@ -155,11 +153,10 @@ class Snapshots:
         yield from reversed(paths)
 
     def _point_at(self, name: str) -> None:
-        draft = self.directory / f".{POINTER}.draft"
-        draft.write_text(name, encoding="utf-8")
-        sync(draft)
-        os.replace(draft, self.directory / POINTER)
-        sync(self.directory)
+        with whole_file(self.directory / POINTER) as draft:
+            draft.write_text(name, encoding="utf-8")
+            sync_path(draft)
+        sync_path(self.directory)
 
 
 def seal(draft: Path, written: Written, documents: Mapping[str, Any]) -> None:
@@ -203,12 +200,4 @@ def checkpoint_problem(directory: Path) -> str | None:
 
 def _digests(paths: list[Path]) -> list[str]:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        return list(pool.map(_digest, paths))
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()
+        return list(pool.map(file_sha256, paths))

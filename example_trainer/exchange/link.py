@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import ConfigError, RolloutApiUnavailable
+from atroposlib.utils.io import sync_path
 from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer.checkpoint.rewinding import rewind
 from example_trainer.data.rows import TrainingBatch, to_rows
@@ -21,7 +22,6 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import (
     TrainerState,
     read_state,
-    sync,
     write_model,
     write_state,
 )
@@ -202,7 +202,7 @@ class Link:
         folder.mkdir(exist_ok=True)
         write_state(folder, self.state)
         for path in (*checkpoint.rglob("*"), checkpoint, checkpoint.parent):
-            sync(path)
+            sync_path(path)
         self._commit(self.state)
 
     def _commit(self, state: TrainerState) -> None:

@@ -25,7 +25,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.settings.merge import Assignment
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
-from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
+from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser, whole
 from example_trainer.launch.clusters import ROLES
 from example_trainer.launch.local import ANOTHER_FOLDER, check_local, exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
@@ -114,7 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     local.add_argument("--dry-run", action="store_true", help=about)
     for module in (local, checked, slurm, ray):
         about = "runs of a sweep at a time (default: 1; slurm: as SLURM decides)"
-        module.add_argument("--jobs", type=_count, metavar="N", help=about)
+        module.add_argument("--jobs", type=whole(1), metavar="N", help=about)
     about = "leave failed runs of a sweep alone (default: each starts once more)"
     for module in (local, checked, ray):
         module.add_argument("--skip-failed", action="store_true", help=about)
@@ -147,12 +147,6 @@ def _with_bare_words(parser: CommandParser, words: list[str]) -> argparse.Namesp
     args.config = [*args.config, *files]
     args.overrides = [word for word in bare if word not in files]
     return parser.with_log_settings(args)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of runs from 1 on")
-    return int(text)
 
 
 def plan_of(args: argparse.Namespace, more: Sequence[Assignment] = ()) -> Plan:
@@ -204,10 +198,10 @@ def _sweep(base: Plan, args: argparse.Namespace) -> int:
 
 def _for_cluster(plan: Plan, plugins_here: bool = True) -> TrainingConfig:
     """Resolve the engine here, so that all nodes use the same, check the plan and log the notes."""
-    from example_trainer.launch.check import require_submittable
+    from example_trainer.launch.check import require_none, submission_problems
 
     plan.inference.engine = choose_engine(plan.inference.engine)
-    require_submittable(plan, plugins_here)
+    require_none(submission_problems(plan, plugins_here))
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:
         logger.info(f"note: {note}")

@@ -44,24 +44,14 @@ REPORT = re.compile(r"(error|atropos-[a-z]+): ")
 NOWHERE = roles.Endpoints("http://127.0.0.1:1", ())
 
 
-def require_startable(plan: Plan) -> None:
-    """Refuse a plan with a problem that is known before its start.
+def require_none(problems: Iterable[str]) -> None:
+    """Refuse a plan with problems that are known before its start.
 
     Raises:
         ConfigError: names every problem.
     """
-    if problems := list(problems_of(plan)):
-        raise ConfigError("; ".join(problems))
-
-
-def require_submittable(plan: Plan, plugins_here: bool) -> None:
-    """Refuse the plan of a cluster with a problem that is known before its submission.
-
-    Raises:
-        ConfigError: names every problem.
-    """
-    if problems := list(submission_problems(plan, plugins_here)):
-        raise ConfigError("; ".join(problems))
+    if sentences := list(problems):
+        raise ConfigError("; ".join(sentences))
 
 
 def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:

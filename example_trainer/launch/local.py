@@ -55,12 +55,12 @@ from example_trainer.launch.check import (
     check_environments,
     environment_variables,
     invalid_settings,
-    require_startable,
+    problems_of,
+    require_none,
 )
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
 from example_trainer.launch.servers import choose_engine, dtype_of_logits
-from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
 POLL_S = 0.5
@@ -158,7 +158,7 @@ def run_local(plan: Plan, live: bool = True, browser: bool = False) -> int:
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         end.forget(plan.end_record)
         end.expect_groups(plan.end_record)
-        require_startable(plan)
+        require_none(problems_of(plan))
         _, cfg = trainer_settings(plan)
         model, steps = Path(cfg.save_path).absolute() / "final_model", cfg.training_steps
         with recorded_outcome(plan.directory, steps, model, Interrupted) as reasons:
@@ -172,12 +172,12 @@ def check_local(plan: Plan) -> int:
         ConfigError: names every problem.
     """
     with FolderLock(plan.directory, ANOTHER_FOLDER):
-        require_startable(plan)
+        require_none(problems_of(plan))
         _, cfg = trainer_settings(plan)
         shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
         for line in (*shares.lines, *check_environments(plan)):
             print(f"{plan.name}: {line}")
-        for spec in processes(plan, cfg, shares, cfg.sequences_per_step):
+        for spec in processes(plan, shares):
             print(f"{spec.name}: {shlex.join(spec.argv)}")
     print(f"{plan.name}: the plan is sound, {cfg.training_steps} steps, in {plan.directory}")
     return 0
@@ -186,7 +186,7 @@ def check_local(plan: Plan) -> int:
 def _run(plan: Plan, live: bool, browser: bool, reasons: list[str]) -> int:
     settings, cfg = trainer_settings(plan)
     shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
-    specs, started = processes(plan, cfg, shares, cfg.sequences_per_step), time.monotonic()
+    specs, started = processes(plan, shares), time.monotonic()
     stop = StopRequest()
     stop.listen()
     log_dir = plan.directory / "logs"
@@ -322,10 +322,9 @@ class LocalRun:
         return self.supervisor.has_completed(TRAINER) and record.exists()
 
 
-def processes(
-    plan: Plan, served: ServingSettings, shares: gpus.GpuShares, per_step: int
-) -> list[ProcessSpec]:
+def processes(plan: Plan, shares: gpus.GpuShares) -> list[ProcessSpec]:
     """Return every process. All but the trainer, the last, may be restarted by hand."""
+    _, served = trainer_settings(plan)
     first, count = plan.inference.port, plan.inference.count
     servers = count + roles.needs_evaluation_server(plan)
     of_servers = (first and first + i for i in range(servers))
@@ -374,7 +373,7 @@ def processes(
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at, str(copy))
-            filled = environment_variables(plan, per_step)
+            filled = environment_variables(plan, served.sequences_per_step)
             command = replace(command, env={**filled, **command.env})
             specs.append(spec(name, command, None, 0.0))
     trains = roles.trainer(plan, python, at, gpus=shares.trainer)

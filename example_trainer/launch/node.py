@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -192,8 +193,7 @@ def note_end(plan: Plan, name: str) -> None:
     stop = StopRequest()
     stop.listen()
     at = endpoints(plan, plan.launched / ENDPOINTS / "api")
-    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
-    with RolloutClient(at.api_address, token=token) as client:
+    with RolloutClient(at.api_address, token=token_of(plan)) as client:
         while has_environment(client.status().model_dump()):
             if stop.count:
                 return
@@ -214,8 +214,12 @@ def recorded_status(plan: Plan, status: int) -> int:
 
 
 def _given_variables(plan: Plan, command: Command) -> dict[str, str]:
-    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
-    return {"PYTHONUNBUFFERED": "1", **command.env, "ATROPOS_API_TOKEN": token}
+    return {"PYTHONUNBUFFERED": "1", **command.env, "ATROPOS_API_TOKEN": token_of(plan)}
+
+
+def token_of(plan: Plan) -> str:
+    """Return the token of the rollout API of the run."""
+    return (plan.files / TOKEN).read_text(encoding="utf-8").strip()
 
 
 def run_servers(plan: Plan, first: int, count: int) -> int:
@@ -325,12 +329,13 @@ def endpoints(
     plan: Plan, file: Path, sleep: Callable[[float], None] = time.sleep
 ) -> Endpoints:
     """Return the address of the API, once it is published."""
+    url = _await(plan, "the address of the API", partial(published_address, file), sleep)
+    return Endpoints(url, api_file=file)
 
-    def read() -> Endpoints | None:
-        url = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-        return Endpoints(url, api_file=file) if url else None
 
-    return _await_file(plan, "the address of the API", read, sleep)
+def published_address(file: Path) -> str | None:
+    """Return the address in a file; None until a process has published its own."""
+    return file.read_text(encoding="utf-8").strip() or None if file.exists() else None
 
 
 def published_teachers(
@@ -343,11 +348,8 @@ def published_teachers(
     wanted, addresses = plan.environments[number], {}
     for name in teachers_named(wanted):
         file = plan.launched / ENDPOINTS / f"teacher-{name}"
-
-        def read(file: Path = file) -> str | None:
-            return file.read_text(encoding="utf-8").strip() if file.exists() else None
-
-        url = _await_file(plan, f"the address of the teacher {name}", read, sleep)
+        what = f"the address of the teacher {name}"
+        url = _await(plan, what, partial(published_address, file), sleep)
         addresses[name] = url if wanted.command is not None else file.as_uri()
     return addresses
 
@@ -356,22 +358,18 @@ def listed_servers(
     plan: Plan, at: Endpoints, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[str, ...]:
     """Return the addresses of the servers, once the API lists as many as a run begins with."""
-    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
-    with RolloutClient(at.api_address, token=token) as client:
+    wanted = plan.inference.min_ready or plan.inference.count
+    with RolloutClient(at.api_address, token=token_of(plan)) as client:
 
         def read() -> tuple[str, ...] | None:
             listed = client.servers()
             urls = tuple(server.url for server in listed.servers) if listed else ()
-            return (
-                urls
-                if len(urls) >= (plan.inference.min_ready or plan.inference.count)
-                else None
-            )
+            return urls if len(urls) >= wanted else None
 
-        return _await_file(plan, "the inference servers in the directory", read, sleep)
+        return _await(plan, "the inference servers in the directory", read, sleep)
 
 
-def _await_file(
+def _await(
     plan: Plan, what: str, read: Callable[[], T | None], sleep: Callable[[float], None]
 ) -> T:
     until = time.monotonic() + plan.slurm.wait_s

@@ -8,7 +8,6 @@ sees half a directory. It holds the weights as safetensors, config, tokenizer, a
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import stat
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError, ConfigError
+from atroposlib.utils.io import sync_path
 from atroposlib.utils.models.vision import language_model_class, picture_reader
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import adapter, state_dict
@@ -202,12 +202,12 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
             path.chmod(stat.S_IMODE(draft.stat().st_mode) & 0o666)
         if durable:
             for path in (*sorted(draft.rglob("*")), draft):
-                sync(path)
+                sync_path(path)
         if final.exists():
             final.rename(replaced)
         draft.rename(final)
         if durable:
-            sync(final.parent)
+            sync_path(final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
@@ -243,15 +243,6 @@ def _mend(final: Path) -> None:
 
 def _sibling(final: Path, suffix: str) -> Path:
     return final.with_name(f".{final.name}{suffix}")
-
-
-def sync(path: Path) -> None:
-    """Flush this file or directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def numbered_directories(directory: Path, pattern: str) -> list[Path]:

@@ -28,13 +28,12 @@ from atroposlib.processes import (
     StopRequest,
     answers,
 )
-from atroposlib.processes.supervisor import RestartRule
 from atroposlib.run_status.ended import recorded_outcome
 from atroposlib.run_status.sources import Sources, version_of
 from atroposlib.run_status.view import View, open_view, print_plain
 from atroposlib.utils.tokenizers.loading import cache_dir
 from example_trainer.launch import gpus
-from example_trainer.launch.check import require_startable
+from example_trainer.launch.check import problems_of, require_none
 from example_trainer.launch.local import LocalRun, processes
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.quickstart import preflight
@@ -165,7 +164,7 @@ def shown_path(path: Path) -> Path:
 
 
 class QuickstartRun(LocalRun):
-    """Run from its first process to its last; ``rule`` replaces the restart by hand."""
+    """Run from its first process to its last."""
 
     def __init__(
         self,
@@ -173,7 +172,6 @@ class QuickstartRun(LocalRun):
         children: Children,
         stop: StopRequest,
         view: View,
-        rule: RestartRule | None = None,
     ) -> None:
         self.started, self.started_at = time.monotonic(), time.time()
         self.trained_s = 0.0  # time from the first process to the end of the trainer
@@ -181,7 +179,7 @@ class QuickstartRun(LocalRun):
         self.notes: list[str] = []
         self.server_version: int | None = None
         plan, sources = launch_plan(start), Sources(start.watched(), self.started)
-        require_startable(plan)
+        require_none(problems_of(plan))
         _, cfg = trainer_settings(plan)
         shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
         health_url = f"{start.api_url}/health"
@@ -192,10 +190,10 @@ class QuickstartRun(LocalRun):
         self.by_hand = RestartByHand(signs, start.options.restart_grace_s)
         super().__init__(
             plan,
-            with_names(processes(plan, cfg, shares, cfg.sequences_per_step)),
+            with_names(processes(plan, shares)),
             children,
             stop,
-            rule or self.by_hand,
+            self.by_hand,
             view,
             sources,
             may_end=self._may_end,

@@ -19,6 +19,7 @@ from atroposlib import __version__
 from atroposlib.run_status.heldout import HeldoutSample
 from atroposlib.run_status.sources import column
 from atroposlib.ui.export import Kept, exported_page
+from atroposlib.utils.io import whole_file
 from example_trainer.quickstart.blocks import (
     Block,
     answers_table,
@@ -252,9 +253,8 @@ def write_report(f: Findings, plan: QuickstartPlan) -> Path:
         ("summary.json", f"{json.dumps(summary, indent=2, default=str)}\n".encode()),
         ("report.html", page(f)),
     ):
-        partial = out / f"{name}.partial"
-        partial.write_bytes(content)
-        partial.replace(out / name)
+        with whole_file(out / name) as draft:
+            draft.write_bytes(content)
     return out / "report.html"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -10,7 +11,7 @@ from atroposlib.api.run import judge as judge_of_the_api
 from atroposlib.api.server import create_app
 from atroposlib.run_status import top, why
 from atroposlib.run_status.polling import RunReport
-from atroposlib.run_status.verdict import document_of, judge
+from atroposlib.run_status.verdict import judge
 from tests.run_status.staged import EVALUATION, HEALTHY, env, moving, server, still, trainer
 from tests.serving import served
 
@@ -24,7 +25,7 @@ def polls_follow_at_once(monkeypatch):
 
 def report_of(evidence):
     """The report that an API with this evidence gives."""
-    return RunReport(evidence.url, 0.0, evidence.status, document_of(judge(evidence)))
+    return RunReport(evidence.url, 0.0, evidence.status, asdict(judge(evidence)))
 
 
 def shown(evidence, height=24):

@@ -7,7 +7,13 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from atroposlib.text.lines import encodable, encodable_values, json_line, json_lines
+from atroposlib.text.lines import (
+    aligned_lines,
+    encodable,
+    encodable_values,
+    json_line,
+    json_lines,
+)
 
 
 def refuse(word):
@@ -72,3 +78,8 @@ def test_what_is_written_is_read_back(values):
 @given(st.text(st.characters(categories=None)))
 def test_any_text_can_be_written(text):
     json_line(text).encode()
+
+
+def test_columns_of_rows_are_aligned_without_blanks_at_the_end():
+    rows = [("name", "reward", "note"), ("a", "0.25", ""), ("longer", "1", "x")]
+    assert aligned_lines(rows) == ["name    reward  note", "a       0.25", "longer  1       x"]

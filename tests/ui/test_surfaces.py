@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.console import Console
 from atroposlib.run_status import top, why
 from atroposlib.run_status.polling import RunReport
 from atroposlib.run_status.sources import Sources, WatchedRun
-from atroposlib.run_status.verdict import EXIT_STATUS, document_of, judge
+from atroposlib.run_status.verdict import EXIT_STATUS, judge
 from atroposlib.run_status.view import PlainView, panel
 from atroposlib.wire.status import VerdictReport
 from tests.run_status.staged import EVALUATION, HEALTHY, env, moving, server, trainer
@@ -48,7 +48,7 @@ HEALTHY_RUNS = {
 
 def verdict_of(evidence):
     """The verdict as it arrives at a caller: through the wire's model, as JSON."""
-    document = VerdictReport.model_validate(document_of(judge(evidence)))
+    document = VerdictReport.model_validate(asdict(judge(evidence)))
     return json.loads(document.model_dump_json())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.utils.io import parse_http_response, write_whole
+from atroposlib.utils.io import parse_http_response, sync_path, whole_file, write_whole
 
 
 class Refused:
@@ -68,3 +68,23 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         write_whole(file, "new")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_block_that_fails_leaves_the_file_as_it_was(tmp_path):
+    file = tmp_path / "rows"
+    with whole_file(file) as draft:
+        draft.write_text("old")
+        assert not file.exists()
+    with pytest.raises(ValueError, match="bad row"), whole_file(file) as draft:
+        draft.write_text("ne")
+        raise ValueError("bad row")
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_files_and_folders_are_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("atroposlib.utils.io.os.fsync", synced.append)
+    (tmp_path / "file").touch()
+    sync_path(tmp_path / "file")
+    sync_path(tmp_path)
+    assert len(synced) == 2

@@ -12,7 +12,7 @@ from atroposlib.cli.view import archive, view
 from atroposlib.errors import ConfigError
 from atroposlib.run_status import top, why
 from atroposlib.utils.command.run_folder import DATA_FOLDERS
-from atroposlib.workbench import command_line
+from atroposlib.utils.http import serve as http_serve
 from atroposlib.workbench.command_line import run_diff, ui
 from tests.api.harness import Api, sampled
 from tests.workbench.made_runs import make_run
@@ -91,7 +91,7 @@ def test_the_page_is_served_on_this_machine_alone(tmp_path, monkeypatch, capsys)
     def serve(app, listener):
         bound.append(listener.getsockname()[0])
 
-    monkeypatch.setattr(command_line, "run_app", serve)
+    monkeypatch.setattr(http_serve, "run_app", serve)
     make_run(tmp_path / "a")
     assert ui([str(tmp_path), "--port", "0"]) == 0
     assert bound == ["127.0.0.1"] and "1 runs on http://127.0.0.1:" in capsys.readouterr().out

@@ -45,8 +45,8 @@ def test_runs_that_differ_in_the_seed_only_form_a_group():
 
 def test_a_group_is_named_by_what_sets_it_apart():
     names = differing_settings([A, B, C])
-    assert group_label([A, B], names, short_names(names)) == "lr 0.1, size not set"
-    assert group_label([C], names, short_names(names)) == "lr 0.2, size 4"
+    assert group_label([A, B], short_names(names)) == "lr 0.1, size not set"
+    assert group_label([C], short_names(names)) == "lr 0.2, size 4"
 
 
 def test_own_paths_ports_and_secrets_are_left_out_of_values():

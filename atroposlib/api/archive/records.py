@@ -249,8 +249,6 @@ _BEYOND = (
 
 @dataclass(frozen=True, slots=True)
 class EventFact(Record):
-    """An event of the API."""
-
     name: str  # its id in /events
     kind: str
     at: float

@@ -35,8 +35,6 @@ class RowFact(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """Facts of a group."""
-
     item: str | None
     group_id: str | None
     rows: tuple[RowFact, ...]

@@ -113,7 +113,7 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Result for a group of a put; ``buffered`` are the sequences in its buffer after it."""
+    """Result for a group of a put; ``buffered``: sequences in its buffer after it, if it is in a buffer."""
 
     gid: int
     duplicate: bool

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection
+from operator import attrgetter
 
 import msgspec
 
@@ -312,10 +313,9 @@ def require_run(run: RunRecord, run_id: str | None) -> None:
         raise UnknownEnv("that run is over: POST /register-env again")
 
 
-def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
-    """The environment of a request; UnknownEnv if this run lacks it, or is not ``run_id``."""
-    require_run(run, run_id)
-    place = bisect_left(run.envs, env_id, key=lambda env: env.env_id)
+def find_env(run: RunRecord, env_id: int) -> EnvEntry:
+    """The environment of a request. Raises UnknownEnv if this run lacks it."""
+    place = bisect_left(run.envs, env_id, key=attrgetter("env_id"))
     if place == len(run.envs) or run.envs[place].env_id != env_id:
         raise UnknownEnv(f"this run has no env {env_id}: POST /register-env again")
     return run.envs[place]

@@ -32,6 +32,8 @@ PARTICIPANT = frozenset({Scope.ENV, Scope.TRAINER})
 STEER = frozenset({Scope.STEER})
 ADMIN = frozenset({Scope.ADMIN})
 
+# Pages of the explorer that take a query alone, below /explore.
+EXPLORED = "runs rollouts batches curves histogram weights events account tasks wins".split()
 # Any of these scopes is sufficient; admin covers all scopes.
 SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/health"): ANYONE,
@@ -52,21 +54,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/info"): READ,
     ("GET", "/wandb_info"): READ,
     ("GET", "/latest_example"): READ,
-    **{
-        ("GET", f"/explore/{name}"): READ
-        for name in (
-            "runs",
-            "rollouts",
-            "batches",
-            "curves",
-            "histogram",
-            "weights",
-            "events",
-            "account",
-            "tasks",
-            "wins",
-        )
-    },
+    **{("GET", f"/explore/{name}"): READ for name in EXPLORED},
     ("GET", "/explore/batches/{no}"): READ,
     ("GET", "/explore/batches/{no}/certificate"): READ,
     ("GET", "/explore/groups/{gid}"): READ,

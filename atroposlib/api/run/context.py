@@ -15,7 +15,7 @@ from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
 from atroposlib.api.common.waiting import BroadcastEvent
-from atroposlib.api.decisions.run_state import find_env
+from atroposlib.api.decisions.run_state import find_env, require_run
 from atroposlib.api.decisions.steering import steered_entries
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.liveness import SYNC_S, Liveness
@@ -126,11 +126,13 @@ class ServiceContext:
     async def find_env(self, env_id: int, run_id: str | None = None) -> EnvEntry:
         """The calling environment; reads the run again if another replica may have added it."""
         try:
-            return find_env(self.run, env_id, run_id)
+            require_run(self.run, run_id)
+            return find_env(self.run, env_id)
         except UnknownEnv:
             if not self.store.shared or not await self.run_cache.refresh():
                 raise
-            return find_env(self.run, env_id, run_id)
+        require_run(self.run, run_id)
+        return find_env(self.run, env_id)
 
     async def touch(self, *env_ids: int | None) -> None:
         """Record a request of these environments; noted in the run at the next sync."""

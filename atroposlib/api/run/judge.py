@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import Any
 
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
-from atroposlib.run_status.verdict import StatusVerdict, document_of, judge
+from atroposlib.run_status.verdict import StatusVerdict, judge
 from atroposlib.wire import RunStatus, VerdictReport
 
 APART_S = 2.0  # least time between two samples that are compared
@@ -61,8 +61,8 @@ class Judge:
             findings[key] = replace(findings[key], at=self._known[key].at)
         self._publish_changes(findings)
         self._known = findings
-        document = document_of(replace(verdict, findings=tuple(findings.values())))
-        return VerdictReport.model_validate(document)
+        shown = replace(verdict, findings=tuple(findings.values()))
+        return VerdictReport.model_validate(asdict(shown))
 
     def _earlier_than(self, now: RunSample) -> RunSample:
         """The oldest sample to compare with; ``now`` if there is none. Keeps ``now``."""

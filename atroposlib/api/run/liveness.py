@@ -40,7 +40,7 @@ class _Live:
 
 
 def _silence_s(stopped: float | None, noted: float) -> float:
-    """Silence of an environment when the process before this one stopped.
+    """Silence of an environment when the process before this process stopped.
 
     Nobody could call while the API was away, so that time does not count. Without notes (of an
     older release) nobody was silent.

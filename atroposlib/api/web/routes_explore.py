@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atroposlib.api.archive.explorer import Explorer
+from atroposlib.api.guards.auth import EXPLORED
 from atroposlib.api.web.openapi import refusals
 from atroposlib.api.web.routes import of_bytes, of_json
 
@@ -37,18 +38,7 @@ def explore_routes(explorer: Explorer) -> APIRouter:
             f"/{name}", get, name=name, description=about, responses=refusals(404)
         )
 
-    for name in (
-        "runs",
-        "rollouts",
-        "batches",
-        "curves",
-        "histogram",
-        "weights",
-        "events",
-        "account",
-        "tasks",
-        "wins",
-    ):
+    for name in EXPLORED:
         page(name)
 
     @router.get("/batches/{no}", responses=refusals(404))

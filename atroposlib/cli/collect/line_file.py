@@ -19,6 +19,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.text.lines import json_line
+from atroposlib.utils.io import sync_path, write_whole
 from atroposlib.wire import ClaimedBatch
 
 
@@ -80,7 +81,10 @@ class LineFile:
     def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
         """Write the lines of a batch; lines and progress are on disk on return."""
         data = "".join(map(json_line, lines)).encode()
-        _write_synced(self.path, "ab", data)
+        with self.path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         self._save(
             replace(
                 self.progress,
@@ -101,22 +105,9 @@ class LineFile:
             raise ConfigError(f"{self._progress_path} cannot be read ({error})") from error
 
     def _save(self, progress: Progress) -> None:
-        draft = self._progress_path.with_name(self._progress_path.name + ".draft")
-        _write_synced(draft, "wb", json.dumps(asdict(progress)).encode())
-        draft.replace(self._progress_path)
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_whole(self._progress_path, json.dumps(asdict(progress)))
+        sync_path(self.path.parent)
         self.progress = progress
-
-
-def _write_synced(path: Path, mode: str, data: bytes) -> None:
-    with path.open(mode) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _ends_a_line(path: Path) -> bool:

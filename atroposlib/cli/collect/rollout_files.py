@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from atroposlib.api.archive.rollout_tables import (
 )
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.io import whole_file
 
 USAGE = "RUN [--to jsonl|parquet] [--out FILE] [--no-text] [--tokenizer DIR] [NAME=VALUE ...]"
 ROW_GROUP_BYTES = 32 * 2**20  # size before compression, in a parquet file
@@ -66,13 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return RunRollouts(options.run, run_id, filters, text, options.tokenizer)
 
     path = options.out or Path(f"rollouts.{options.to}")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        count = WRITERS[options.to](rollouts, part)
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with whole_file(path) as draft:
+        count = WRITERS[options.to](rollouts, draft)
     print(f"{count} rollouts in {path}, {path.stat().st_size / 1e6:.1f} MB")
     return 0
 

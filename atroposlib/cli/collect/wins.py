@@ -21,6 +21,7 @@ from atroposlib.api.archive.wins import (
 )
 from atroposlib.cli.collect.rollout_files import options_and_filters
 from atroposlib.errors import ConfigError
+from atroposlib.text.lines import aligned_lines
 from atroposlib.utils.command.parser import CommandParser
 
 USAGE = "RUN [--score NAME] [NAME=VALUE ...]"
@@ -57,6 +58,4 @@ def wins_table(opponents: Sequence[OpponentWins]) -> str:
         score = f"{played.score:.3f} ± {played.stderr:.3f}"
         newest = "" if played.newest is None else str(played.newest)
         rows.append((played.opponent, version, str(played.games), score, newest))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned_lines(rows))

@@ -211,7 +211,6 @@ class RolloutRunner:
     async def _call_function(
         self, item: TaskItem, model: Model, offered: dict[str, Any]
     ) -> Any:
-        """Return value of the function."""
         env, name = self.runtime.label(), item["id"]
         try:
             returned = await call_user(self.function, item["task"], model, **offered)

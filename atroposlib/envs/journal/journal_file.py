@@ -27,6 +27,7 @@ from atroposlib.envs.journal.journal_records import (
     whole_records,
 )
 from atroposlib.envs.journal.journal_state import JournalState
+from atroposlib.utils.io import sync_path
 
 logger = logging.getLogger(__name__)
 GATHER_S = 0.02  # records of this time are written together
@@ -249,11 +250,7 @@ class JournalFile:
 
     def _publish(self, partial: Path) -> None:
         os.replace(partial, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_path(self.path.parent)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

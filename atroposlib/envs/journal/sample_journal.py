@@ -104,7 +104,7 @@ class SampleJournal:
     def _take_over(self, state: JournalState[Record]) -> LeftWork:
         left, without_item = self._left.take_over(state)
         for name in without_item:
-            self._end(name)
+            self.end_left(name)
         self.counts["left_samples"] += left.samples
         self.counts["left_groups"] += sum(len(groups) for _, groups in left.groups)
         return left
@@ -120,10 +120,6 @@ class SampleJournal:
         """Record the position in the data from which this process goes on."""
         if self.file is not None:
             self.file.write(DataPlace(next_place, list(open_places)))
-
-    def end_left(self, rollout: str) -> None:
-        """Note that the groups of an earlier life were posted or dropped."""
-        self._end(rollout)
 
     def note_sampler(self, record: SamplerSaved | SamplerEvent) -> None:
         """Record a choice or an observation of the sampler of tasks, or a snapshot of it."""
@@ -158,7 +154,7 @@ class SampleJournal:
         key, task = self._key_and_task(item)
         for changed in self._left.changed(key, task):
             self._drop(changed.samples, "task_changed")
-            self._end(changed.name)
+            self.end_left(changed.name)
         return self._left.name(key)
 
     def _key_and_task(self, item: Any) -> tuple[Key, str]:
@@ -233,7 +229,7 @@ class SampleJournal:
     def end(self, name: str) -> None:
         """Record that nothing of the rollout is left to do."""
         if self._open.pop(name, None) is not None:
-            self._end(name)
+            self.end_left(name)
 
     def holds(self, name: str) -> bool:
         """Whether samples or groups of the rollout are left to the next life."""
@@ -246,7 +242,8 @@ class SampleJournal:
             self.account.take_over(*sample.account_entry)
             self.account.settle(drop_state(f"journal_{reason}"), *sample.account_entry)
 
-    def _end(self, name: str) -> None:
+    def end_left(self, name: str) -> None:
+        """Record that nothing of a rollout is left to do that may not have begun in this life."""
         if self.file is not None:
             self.file.write(RolloutEnded(name))
 

@@ -85,7 +85,6 @@ def returned_none(code: Callable[..., Any] | None, samples: int) -> IncompleteGr
 
 
 def cause_of(error: AtroposError) -> Cause:
-    """The cause of ``error``."""
     inner = _inner(error)
     where = error.where if isinstance(error, RolloutError) else user_line(error)
     shown = str(inner.status_code) if isinstance(inner, InferenceRefused) else str(where or "")
@@ -182,7 +181,6 @@ class Repeats:
         self.logged_at[key] = now
 
     def count_error(self, error: AtroposError) -> None:
-        """Count an error by its cause."""
         self.note(cause_of(error), describe_error(error), error)
 
 

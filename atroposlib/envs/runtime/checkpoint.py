@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from numbers import Number
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.rollout.groups import plain
+from atroposlib.utils.io import whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,8 @@ def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) ->
 def replace_text(path: Path, text: str) -> None:
     """Write ``text`` atomically, and the folder of ``path`` if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "ATROPOS_PROXY_TOKEN"
 TIMEOUT_S = 1200.0
-MAX_CONNECTIONS = 1024
 _NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
 
 
@@ -59,7 +58,7 @@ class ProxyManagedServer:
         self.model_name = model_name
         self.base_url = base_url
         self.api_key = api_key
-        self._http = _ProxyClient(timeout_s, MAX_CONNECTIONS, api_key)
+        self._http = _ProxyClient(timeout_s, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
         self._last_fetch = 0  # number of the newest fetch of the state
@@ -166,7 +165,7 @@ async def create_proxy_session(
     InferenceUnavailable, or InferenceRefused, for example 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
-    http = _ProxyClient(timeout_s, MAX_CONNECTIONS, os.environ.get(TOKEN_VARIABLE))
+    http = _ProxyClient(timeout_s, os.environ.get(TOKEN_VARIABLE))
     body = {
         "tool_parser": tool_parser,
         "track_tree": track_tree,

@@ -38,8 +38,6 @@ GATHER_MAX_S = 0.02  # first request, again after each, and at most this long in
 
 
 class EngineState(str, Enum):
-    """State of the engine thread."""
-
     RUNNING = "running"
     DRAINING = "draining"  # pause(wait): finishes what runs, admits nothing
     PAUSED = "paused"  # nothing runs, new requests wait

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.sentences import did_you_mean
+from atroposlib.utils.io import file_sha256
 
 GROUP = "atropos.environments"
 GROUPS = (GROUP, "atroposlib.environments")  # the second: packages of before 0.3
@@ -155,9 +156,5 @@ def digest(files: Iterable[Path]) -> str:
             name = file.relative_to(path.parent).as_posix()
             if not file.is_file() or any(part in SKIPPED for part in file.parts):
                 continue
-            with file.open("rb") as opened:
-                content = hashlib.sha256()
-                while block := opened.read(1 << 20):
-                    content.update(block)
-            total.update(f"{name}\0{content.hexdigest()}\n".encode())
+            total.update(f"{name}\0{file_sha256(file)}\n".encode())
     return f"sha256:{total.hexdigest()[:DIGEST_CHARS]}"

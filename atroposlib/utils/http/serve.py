@@ -6,17 +6,29 @@ import os
 import signal
 import socket
 import threading
+import webbrowser
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atroposlib.utils.command.signals import on_signals, reset_and_raise
 from atroposlib.utils.http.protocol import head_deadline
+from atroposlib.utils.http.sockets import bind
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 STOP_S = 8.0  # longest time from a signal to the end of a process
+
+
+def serve_page(app: ASGIApp, port: int, browser: bool, path: str, what: str = "view") -> None:
+    """Serve the page at ``path`` on loopback until a signal; ``what`` begins the line about it."""
+    with bind("127.0.0.1", port, backlog=128) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
+        print(f"{what} on {address} (Ctrl-C ends it)", flush=True)
+        if browser:
+            webbrowser.open(address)
+        run_app(app, listener)
 
 
 def run_app(app: ASGIApp, listener: socket.socket) -> None:

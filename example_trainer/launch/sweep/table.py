@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from atroposlib.run_status.view import clock, format_value
+from atroposlib.text.lines import aligned_lines
 from atroposlib.trackers.jsonl import read_steps
 from atroposlib.utils.command import logs
 
@@ -53,13 +54,8 @@ class TableRow:
 
 def table_lines(rows: Sequence[TableRow]) -> list[str]:
     """The table as lines of aligned columns."""
-    lines = [(*COLUMNS, ""), *(row.cells() for row in rows)]
-    widths = [max(len(cells[i]) for cells in lines) for i in range(len(COLUMNS))]
-    texts = []
-    for cells in lines:
-        columns = [cell.ljust(width) for cell, width in zip(cells, widths)]
-        texts.append(logs.printable("  ".join([*columns, cells[-1]]).rstrip()))
-    return texts
+    lines = aligned_lines([(*COLUMNS, ""), *(row.cells() for row in rows)])
+    return [logs.printable(line) for line in lines]
 
 
 class SweepView:

@@ -72,6 +72,7 @@ class Model:
         for old, group in zip(repeats, groups):
             if old is not None:
                 self.unconfirmed[old] = (group.arrived, False)
+        entered = {gid: known.state for gid, known in self.groups.items()}
         for gid, group, new, old in zip(gids, groups, fresh, repeats):
             if not new:
                 known = gid_of[group.key] if old is None else old
@@ -83,10 +84,18 @@ class Model:
             self.last_gid = gid_of[group.key] = gid
             state = S.PENDING if group.expected is None else S.BUFFERED
             self.groups[gid] = ModelGroup(gid, group, state)
+            entered[gid] = state
             if group.expected is not None:
                 self._complete(group.env, group.expected, complete)
         return [
-            Stored(gid, not new, self.groups[gid].state, self.buffered(group.env))
+            Stored(
+                gid,
+                not new,
+                self.groups[gid].state,
+                self.buffered(group.env)
+                if group.expected is not None or entered[gid] is S.BUFFERED
+                else 0,
+            )
             for gid, new, group in zip(gids, fresh, groups)
         ]
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from atroposlib.errors import CheckpointError, RankLost, StaleGeneration
+from atroposlib.utils.io import file_sha256
 from example_trainer.checkpoint import shards, snapshots, writer
 from example_trainer.state import Stopped, StoppedBetweenSteps
 from tests.trainer.checkpoint.lives import checkpoints, everything, recover_directory
@@ -215,7 +216,7 @@ def _rewrite_as_format_1(directory):
     for name, document in documents.items():
         (directory / f"{name}.json").write_text(json.dumps(document))
     manifest = {
-        path.name: {"bytes": path.stat().st_size, "sha256": snapshots._digest(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
         for path in directory.iterdir()
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))

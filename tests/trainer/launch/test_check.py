@@ -18,8 +18,8 @@ from example_trainer.launch.__main__ import main
 from example_trainer.launch.check import (
     environment_variables,
     problems_of,
-    require_startable,
-    require_submittable,
+    require_none,
+    submission_problems,
 )
 from tests.trainer.launch.launch_plans import plan
 
@@ -71,7 +71,7 @@ def test_every_problem_is_in_one_error(planned):
         port = taken.getsockname()[1]
         words = ("trainer.settings.loss=none.py:loss", f"api.port={port}")
         with pytest.raises(ConfigError) as refused:
-            require_startable(planned(*words, "trainer.settings.model_name=/no/such"))
+            require_none(problems_of(planned(*words, "trainer.settings.model_name=/no/such")))
     text = str(refused.value)
     assert "none.py: no such file" in text
     assert "no directory /no/such" in text and f"api.port: port {port}" in text
@@ -148,10 +148,12 @@ def test_a_submission_checks_the_plugins_that_its_jobs_import_from_here(
     monkeypatch.chdir(tmp_path)
     of = planned("trainer.settings.loss=none.py:loss")
     with pytest.raises(ConfigError, match="none.py: no such file"):
-        require_submittable(of, plugins_here=True)
-    require_submittable(of, plugins_here=False)  # the image of a cluster may have it
+        require_none(submission_problems(of, plugins_here=True))
+    require_none(
+        submission_problems(of, plugins_here=False)
+    )  # the image of a cluster may have it
     monkeypatch.setattr(check, "find_spec", lambda name: None)
-    require_submittable(of, plugins_here=True)  # a login node without torch
+    require_none(submission_problems(of, plugins_here=True))  # a login node without torch
 
 
 STEP_OF_8 = ("batch_size=8", "gradient_accumulation_steps=1", "seq_len=64")
@@ -259,6 +261,6 @@ def test_held_needs_two_servers_and_dir_an_address_on_a_cluster(tmp_path):
     assert any("would go on to sample held servers" in text for text in problems_of(held))
     own = plan("evaluation.where=dir", entry, out=tmp_path)
     with pytest.raises(ConfigError, match="needs trainer.settings.eval_url on a cluster"):
-        require_submittable(own, plugins_here=False)
+        require_none(submission_problems(own, plugins_here=False))
     named = plan("evaluation.where=dir", "evaluation.url=http://a:1", entry, out=tmp_path)
-    require_submittable(named, plugins_here=False)
+    require_none(submission_problems(named, plugins_here=False))

@@ -38,8 +38,7 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
     found = plan(
         "inference.count=2", "inference.engine=local", "inference.port=9100", out=tmp_path
     )
-    _, cfg = trainer_settings(found)
-    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares(("0", "1"), "2"), 8)}
+    specs = {spec.name: spec for spec in processes(found, GpuShares(("0", "1"), "2"))}
     assert list(specs) == [
         "api",
         "inference-0",
@@ -309,8 +308,7 @@ def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
 def test_the_server_of_evaluations_is_of_the_run_but_not_in_the_directory(tmp_path):
     words = ("evaluation.where=dir", "evaluation.environments=gsm8k_server")
     found = plan(*words, "inference.engine=local", "inference.port=9100", out=tmp_path)
-    _, cfg = trainer_settings(found)
-    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares((None, None)), 8)}
+    specs = {spec.name: spec for spec in processes(found, GpuShares((None, None)))}
     assert list(specs)[1:3] == ["inference-0", "evaluation-server"]
     server = specs["evaluation-server"]
     assert server.health_url == "http://127.0.0.1:9101/health"

@@ -98,7 +98,7 @@ def test_a_full_disk_is_named_and_the_old_directory_stays(policy, tmp_path, monk
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("example_trainer.model.model_dir.sync", full)
+    monkeypatch.setattr("example_trainer.model.model_dir.sync_path", full)
     with pytest.raises(CheckpointError, match="step_4 could not be written.*No space left"):
         save_model(policy, tmp_path / "step_4", STATE)
     assert (directory / "model.safetensors").read_bytes() == before

@@ -19,11 +19,7 @@ def value_of(spec, flag):
 
 
 def processes(start):
-    found = launch_plan(start)
-    _, cfg = trainer_settings(found)
-    return with_names(
-        local.processes(found, cfg, GpuShares((None,)), start.recipe.sequences_per_step)
-    )
+    return with_names(local.processes(launch_plan(start), GpuShares((None,))))
 
 
 def trainer_of(start):

@@ -36,8 +36,6 @@ LEDGER_GROUPS = 20_000
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A row of the table ``batch``."""
-
     no: int
     state: str
     n_seq: int

@@ -91,7 +91,7 @@ class _Known:
 
 def _put(counters: QueueCounters, put: Put) -> list[Stored]:
     connection, groups = counters.connection, put.groups
-    repeats = _repeats(connection, groups, put.doubt)
+    repeats = _repeats(connection, groups, put.doubt) if put._keyless else {}
     known = _known_groups(connection, groups)
     fresh = [i for i in _places_of_new(groups, known) if i not in repeats]
     if fresh:
@@ -114,7 +114,14 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
         if group.expected is not None:
             queued |= _complete(counters, group.env, group.expected, put.complete)
         answers.append(Stored(new.gid, duplicate=False, state=new.state))
-    return _as_it_is_now(counters, groups, answers, queued)
+    of_buffers = {
+        i
+        for i, (group, answer) in enumerate(zip(groups, answers))
+        if group.expected is not None or answer.state is GroupState.BUFFERED
+    }
+    return (
+        _as_it_is_now(counters, groups, answers, queued, of_buffers) if of_buffers else answers
+    )
 
 
 def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
@@ -128,7 +135,7 @@ def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[st
 
 
 def _places_of_new(groups: Sequence[NewGroup], known: dict[str, _Known]) -> list[int]:
-    """Places of the groups without a key or with a new one; of a key that occurs twice, the first.
+    """Places of the groups without a key or with a new key; of a key that occurs twice, the first.
 
     Raises KeyConflict: a key is known, or occurs before, with other content.
     """
@@ -278,8 +285,13 @@ def _as_it_is_now(
     groups: Sequence[NewGroup],
     answers: list[Stored],
     queued: set[int],
+    of_buffers: set[int],
 ) -> list[Stored]:
-    """The results after the whole put: a later group may have completed an earlier group."""
+    """The results after the whole put: a later group may have completed an earlier group.
+
+    Args:
+        of_buffers: places of the groups that are, or were, in a buffer.
+    """
     counters.write()
     rows = counters.connection.execute(
         "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
@@ -291,7 +303,9 @@ def _as_it_is_now(
         replace(
             answer,
             state=GroupState.PENDING if answer.gid in queued else answer.state,
-            buffered=held[env_column(group.env)],
+            buffered=held[env_column(groups[i].env)],
         )
-        for group, answer in zip(groups, answers)
+        if i in of_buffers
+        else answer
+        for i, answer in enumerate(answers)
     ]

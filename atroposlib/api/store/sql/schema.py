@@ -291,8 +291,6 @@ _KEEP_DOCUMENT = (
 
 
 class BatchState(str, Enum):
-    """State of a batch."""
-
     OPEN = "open"
     ACKED = "acked"
     COMMITTED = "committed"

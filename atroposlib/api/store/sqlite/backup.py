@@ -33,6 +33,7 @@ from atroposlib.api.store.sqlite.opening import LAYOUT
 from atroposlib.api.store.sqlite.payload_log import segment_ends
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError
+from atroposlib.utils.io import sync_path, whole_file
 
 FORMAT = 1
 MANIFEST = "backup.json"  # written last, so it marks a whole backup
@@ -53,7 +54,7 @@ class FileFact(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a backup. Its figures are those of the snapshot."""
+    """Content of a backup. Its figures belong to the snapshot."""
 
     format: int = FORMAT
     layout: int = LAYOUT
@@ -125,12 +126,11 @@ def write_manifest(target: Path, taken: float, facts: dict[str, FileFact]) -> Ma
             files=facts,
         )
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    draft = target / f"{MANIFEST}.draft"
-    draft.write_bytes(body)
-    _sync(draft)
-    draft.replace(target / MANIFEST)
+    with whole_file(target / MANIFEST) as draft:
+        draft.write_bytes(body)
+        sync_path(draft)
     for folder in (target / ARCHIVE, target):
-        _sync(folder)
+        sync_path(folder)
     return manifest
 
 
@@ -182,7 +182,7 @@ def _copy_database(source: Path, copy: Path) -> None:
         target.execute("PRAGMA journal_mode = DELETE").fetchall()
         # The copy is whole without a log; see ``opening`` for the mark.
         target.execute("PRAGMA application_id = 0")
-    _sync(copy)
+    sync_path(copy)
 
 
 def _connection(path: Path, flags: int) -> apsw.Connection:
@@ -272,11 +272,11 @@ def restore(backup: Path, data_dir: Path, copied: Copied = lambda name, n: None)
         path = draft / DATABASE
         with closing(_connection(path, apsw.SQLITE_OPEN_READWRITE)) as raw, raw:
             renew(SqliteConnection(raw), time.time())
-        _sync(path)
-        _sync(draft)
+        sync_path(path)
+        sync_path(draft)
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         draft.replace(data_dir)  # over an empty folder too
-        _sync(data_dir.parent)
+        sync_path(data_dir.parent)
     return manifest
 
 
@@ -346,7 +346,7 @@ def fact_of(path: Path) -> FileFact:
 
 
 def _copy(source: BinaryIO, target: Path | None, end: int | None) -> FileFact:
-    """Copy the first ``end`` bytes (None: all), durably; without a target read them alone."""
+    """Copy the first ``end`` bytes (None: all), durably; without a target only read."""
     digest, done = blake2b(), 0
     with ExitStack() as stack:
         copy = None
@@ -364,14 +364,6 @@ def _copy(source: BinaryIO, target: Path | None, end: int | None) -> FileFact:
         if copy is not None:
             os.fsync(copy.fileno())
     return FileFact(done, digest.hexdigest())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from atroposlib.utils.io import sync_path
+
 PARTS_PER_WRITE = 1024  # limit of pwritev
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -60,11 +62,7 @@ class SegmentFiles:
             self._named = True
 
     def sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(self._folder)
 
     def read(self, no: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes at each (start, length); none for a place outside of the file.

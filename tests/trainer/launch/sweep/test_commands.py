@@ -141,4 +141,4 @@ def test_a_word_of_the_command_line_for_a_swept_setting_is_refused(run):
 def test_a_number_of_runs_is_from_1_on(capsys):
     with pytest.raises(SystemExit):
         parse(["local", GSM8K, "--jobs", "0"])
-    assert "0 is no number of runs from 1 on" in capsys.readouterr().err
+    assert "a whole number from 1, not '0'" in capsys.readouterr().err

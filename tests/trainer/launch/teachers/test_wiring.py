@@ -83,9 +83,7 @@ def test_vllm_returns_as_many_logprobs_as_are_asked_for(words, expected):
 def test_a_local_run_starts_each_teacher_as_a_server_that_no_trainer_knows(tmp_path):
     found = taught_plan("teachers.big.port=9300", "teachers.small.engine=local", out=tmp_path)
     shares = GpuShares((None,), teachers={"big": ("3", 0.25), "small": (None, None)})
-    specs = {
-        spec.name: spec for spec in processes(found, trainer_settings(found)[1], shares, 8)
-    }
+    specs = {spec.name: spec for spec in processes(found, shares)}
     assert [*specs] == [
         "api", "inference-0", "teacher-big", "teacher-small", "env-0-gsm8k_server", "trainer",
     ]  # fmt: skip
