@@ -2,8 +2,9 @@
 
     python benchmarks/curriculum_study.py --set backwards --seeds 0 1 2 --samplers uniform pools
 
-The sets ``backwards``, ``count`` (settings of letters) and ``tic_tac_toe`` are environments of
-environments/library: their own functions play and score, on the policy. The others are made here:
+The sets ``letters``, ``count``, ``backwards``, ``phrases`` (settings of letters) and
+``tic_tac_toe`` are environments of environments/library: their own functions play and score, on
+the policy. Two sets are made here:
 ``graded`` are words of up to six letters to copy, and of ``impossible`` nine tasks of ten never give
 a reward. The policy is a tiny random model, which first imitates replies for ``--imitate`` steps,
 the same for all samplers. Then each step takes the first groups whose scores differ, as
@@ -58,8 +59,9 @@ def play_on_policy(
 
 
 def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bool) -> None:
-    """Train on demonstrated replies to trained tasks; a rate that decays falls to 0."""
+    """Train on demonstrated replies to tasks; a rate that decays falls to 0."""
     rng = random.Random(seed)
+    lesson_tasks = tasks.lessons or tasks.rows
     known: dict[int, list[Row]] = {}  # lessons of the task of each place
 
     async def lessons(task: Any) -> list[Row]:
@@ -76,9 +78,9 @@ def imitate(policy: Policy, tasks: TaskSet, steps: int, seed: int, *, decays: bo
         left = 1 - step / steps if decays else 1.0
         policy.optimizer.param_groups[0]["lr"] = policy.learning_rate * left
         batch = []
-        for place in rng.choices(range(len(tasks.rows)), k=64):
+        for place in rng.choices(range(len(lesson_tasks)), k=64):
             if place not in known or not tasks.has_gold:
-                known[place] = asyncio.run(lessons(tasks.rows[place]))
+                known[place] = asyncio.run(lessons(lesson_tasks[place]))
             batch += known[place]
         policy.update(batch)
 
@@ -164,6 +166,8 @@ def run_study(
                 useful += 1
                 kept.append(update_rows)
         if len(kept) >= options.groups:
+            rise = min(1.0, (step + 1) / max(1, options.warmup))
+            policy.optimizer.param_groups[0]["lr"] = options.lr * rise
             policy.update([row for rows in kept for row in rows])
             kept, step = [], step + 1
             if step % options.check_every == 0:
@@ -205,6 +209,9 @@ def main() -> None:
     parser.add_argument("--imitate-lr", type=float, default=2e-3)
     parser.add_argument("--imitate-decay", action="store_true", help="of that rate, to 0")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--warmup", type=int, default=0, help="steps until that rate is reached"
+    )
     parser.add_argument("--width", type=int, default=64, help="of the two layers of the model")
     parser.add_argument("--check-every", type=int, default=2, help="steps between scores")
     parser.add_argument(

@@ -25,6 +25,7 @@ class TaskSet:
     demonstrate: Callable[[Any, random.Random], Any]  # a session that replies
     max_new: int  # tokens of a reply
     has_gold: bool = True  # demonstrations are the same each time
+    lessons: Sequence[Any] = ()  # tasks to imitate in place of ``rows``
 
 
 def library_set(
@@ -33,11 +34,17 @@ def library_set(
     *,
     max_new: int,
     demonstrate: Callable[[Any, random.Random], Any] | None = None,
+    lessons: int = 0,
     **settings: Any,
 ) -> TaskSet:
-    """Tasks of an environment of the library; without ``demonstrate`` its gold replies."""
+    """Tasks of an environment of the library; without ``demonstrate`` its gold replies.
+
+    Args:
+        lessons: tasks at the end that are imitated, and neither trained by rewards nor held out.
+    """
     config = env_cls.env_config_cls(**settings, seed=seed)
-    rows = list(env_cls.definition.dataset(config))
+    every = list(env_cls.definition.dataset(config))
+    rows = every[: len(every) - lessons]
     random.Random(seed).shuffle(rows)
     held_out = min(HELD_OUT, len(rows) * 3 // 10)
     gold = env_cls.definition.card.gold
@@ -53,6 +60,7 @@ def library_set(
         demonstrate or (lambda task, rng: ScriptedSession(gold(task))),
         max_new,
         has_gold=demonstrate is None,
+        lessons=every[len(rows) :],
     )
 
 
@@ -102,8 +110,14 @@ SETS: dict[str, Callable[[int], TaskSet]] = {
     "count": lambda seed: library_set(
         letters, seed, max_new=2, words=1, backwards=0, bare=True, tasks=900
     ),
+    "letters": lambda seed: library_set(
+        letters, seed, max_new=10, words=1, bare=True, tasks=2600, lessons=2000
+    ),
     "backwards": lambda seed: library_set(
         letters, seed, max_new=28, words=1, backwards=1, tasks=1000
+    ),
+    "phrases": lambda seed: library_set(
+        letters, seed, max_new=30, backwards=1, bare=True, tasks=2400, lessons=2000
     ),
     "tic_tac_toe": lambda seed: library_set(
         tic_tac_toe,

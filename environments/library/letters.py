@@ -3,7 +3,8 @@
     python environments/library/letters.py serve
 
 Easier, for example for a small model: ``--env.words 1 --env.apart true --env.steps true``;
-for a model of characters: ``--env.words 1 --env.backwards 0 --env.bare true``.
+for a model of characters: ``--env.words 1 --env.backwards 0 --env.bare true``. Without
+``--env.backwards 0`` half of the tasks turn words round, which is much harder.
 """
 
 from collections import Counter
@@ -39,6 +40,8 @@ def make(rng, config):
         answer = {"answer": str(counts[letter]), "steps": ", ".join(steps)}
         return {"question": bare if config.bare else question, **answer}
     question = f"Write {shown!r} backwards, letter by letter. {tail}"
+    if config.bare:
+        question = f"backwards: {shown}"
     return {"question": question, "answer": phrase[::-1], "steps": " ".join(phrase[::-1])}
 
 
@@ -59,7 +62,8 @@ LEVEL = {
     "words": Field(default=3, ge=1, le=9, description="most words of a phrase"),
     "backwards": Field(default=0.5, ge=0, le=1, description="share of phrases to turn round"),
     "bare": Field(
-        default=False, description="count without sentence and tags: 'r: retry' is 2"
+        default=False,
+        description="no sentence and no tags: 'r: retry' is 2, 'backwards: pool' is loop",
     ),
     "apart": Field(default=False, description="show a space between the letters"),
     "steps": Field(default=False, description="ask for steps, which gold replies then have"),

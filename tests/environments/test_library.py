@@ -149,7 +149,7 @@ def test_a_card_has_all_facts():
 
 EASIER = [
     ("letters", {"words": 1, "backwards": 0, "apart": True}),
-    ("letters", {"words": 1, "backwards": 0, "bare": True}),
+    ("letters", {"words": 1, "bare": True}),
     ("letters", {"steps": True}),
     ("tic_tac_toe", {"bare": True}),
     ("calculator", {"stories": False}),

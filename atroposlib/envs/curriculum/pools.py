@@ -1,15 +1,21 @@
 """Difficulty pools: tasks by their success at recent versions, and a weight for each pool.
 
     unseen --observe--> too_easy | useful | too_hard      success, an exponential mean over versions
-       ^------- the estimate is old: its weight has decayed -----'
+       ^------- the estimate is old -----------------------------'
 
 A draw chooses a pool by its weight times its number of tasks, then the task of the pool that was
 drawn the longest ago. A share of draws ignores the pools.
+
+An estimate is old when its weight has decayed and its task has been without a group for as many
+versions as the task was in its pool before. A task that stays impossible is thus tried again at
+doubling distances: the tries grow with the logarithm of the versions, and a task that has become
+possible is found at the latest after twice the versions.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +39,16 @@ class Estimate:
     total: float = 0.0  # their success
     version: int = 0  # both are decayed to this version
     drawn: int = -1  # number of its last draw
+    since: int = 0  # version since which its groups agree on its pool
 
     def weight_at(self, version: int, half_life: float) -> float:
         """The weight at ``version``; a version of a new run that is lower decays nothing."""
         return float(self.weight * 0.5 ** (max(0, version - self.version) / half_life))
+
+    def last_version(self, half_life: float) -> float:
+        """The last version at which the estimate is not old."""
+        decay = half_life * math.log2(self.weight / OLD)  # versions until the weight is OLD
+        return self.version + max(decay, self.version - self.since)
 
     def add(self, success: float, version: int, half_life: float) -> None:
         """Count a group of ``version``."""
@@ -88,6 +100,7 @@ class DifficultyPools(TaskSampler):
         self._heaps: dict[str, list[tuple[int, int, int]]] = {pool: [] for pool in WEIGHTS}
         self._version, self._drawn_from = 0, Counter[str]()
         self._heaps[UNSEEN] = sorted((-1, rank, n) for n, rank in self._rank.items())
+        self._ends: list[tuple[float, int]] = []  # heap: last version of an estimate, number
 
     # --- drawing ------------------------------------------------------------------------
 
@@ -124,13 +137,11 @@ class DifficultyPools(TaskSampler):
         heapq.heappush(self._heaps[self._pool_of[number]], entry)
 
     def _expire(self) -> None:
-        """Make tasks unseen whose estimates are old; tasks that were not drawn for long are looked at."""
-        for pool in (EASY, USEFUL, HARD):
-            while self._sizes[pool]:
-                number = self._oldest(pool)
-                if self._has_estimate(self._estimates[number]):
-                    break
-                self._move(number)
+        """Make tasks unseen whose estimates are old."""
+        while self._ends and self._ends[0][0] < self._version:
+            _, number = heapq.heappop(self._ends)
+            if self._is_old(self._estimates[number]):  # else an entry of an earlier group
+                self._move(number, UNSEEN)
 
     # --- estimates ----------------------------------------------------------------------
 
@@ -140,22 +151,32 @@ class DifficultyPools(TaskSampler):
             return
         self._version = group.version
         estimate = self._estimates.setdefault(number, Estimate())
+        before = self._pool_of_estimate(estimate)
         estimate.add(group.success, group.version, self._half_life)
-        self._move(number)
+        pool = self._pool_of_estimate(estimate)
+        if pool != before:
+            estimate.since = group.version
+        self._move(number, pool)
+        self._push_end(number)
 
-    def _move(self, number: int) -> None:
-        before, pool = self._pool_of[number], self._pool_for(self._estimates[number])
+    def _move(self, number: int, pool: str) -> None:
+        before = self._pool_of[number]
         if pool != before:
             self._sizes[before] -= 1
             self._sizes[pool] += 1
             self._pool_of[number] = pool
             self._push(number)
 
-    def _has_estimate(self, estimate: Estimate) -> bool:
-        return estimate.weight_at(self._version, self._half_life) >= OLD
+    def _push_end(self, number: int) -> None:
+        end = self._estimates[number].last_version(self._half_life)
+        heapq.heappush(self._ends, (end, number))
 
-    def _pool_for(self, estimate: Estimate) -> str:
-        if not self._has_estimate(estimate):
+    def _is_old(self, estimate: Estimate) -> bool:
+        return estimate.last_version(self._half_life) < self._version
+
+    def _pool_of_estimate(self, estimate: Estimate) -> str:
+        """The pool by the success; that of an estimate without groups is ``unseen``."""
+        if not estimate.weight:
             return UNSEEN
         success = estimate.total / estimate.weight
         if success < self._low:
@@ -180,9 +201,9 @@ class DifficultyPools(TaskSampler):
             "draws": self.draws,
             "version": self._version,
             "drawn_from": dict(self._drawn_from),
-            # The pool too: a task stays in its pool until it is looked at.
+            # The pool too: an old estimate leaves it with the next draw.
             "tasks": [
-                [n, e.weight, e.total, e.version, e.drawn, self._pool_of[n]]
+                [n, e.weight, e.total, e.version, e.drawn, self._pool_of[n], e.since]
                 for n, e in self._estimates.items()
             ],
         }
@@ -191,14 +212,18 @@ class DifficultyPools(TaskSampler):
         self._rest()
         self.draws, self._version = state["draws"], state["version"]
         self._drawn_from = Counter(state["drawn_from"])
-        for number, weight, total, version, drawn, pool in state["tasks"]:
+        for number, weight, total, version, drawn, pool, *since in state["tasks"]:
             if number not in self._rank:
                 continue  # the data set was longer
-            self._estimates[number] = Estimate(weight, total, version, drawn)
+            # An earlier form of the state has no ``since``.
+            agrees_since = since[0] if since else version
+            self._estimates[number] = Estimate(weight, total, version, drawn, agrees_since)
             self._sizes[self._pool_of[number]] -= 1
             self._sizes[pool] += 1
             self._pool_of[number] = pool
             self._push(number)
+            if pool != UNSEEN:
+                self._push_end(number)
 
 
 def _known_weights(weights: Mapping[str, float]) -> dict[str, float]:

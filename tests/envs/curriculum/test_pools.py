@@ -116,12 +116,48 @@ def test_a_restored_sampler_goes_on_as_the_old_one(before, after):
     assert new.metrics() == old.metrics()
 
 
-def test_an_old_estimate_behind_a_newer_one_keeps_its_pool_over_a_restart():
+def test_an_old_estimate_keeps_its_pool_until_the_next_draw_also_over_a_restart():
     old, new = (DifficultyPools(rows(2), half_life=1.0, explore=0) for _ in range(2))
     first, second = old.draw(), old.draw()
     old.observe(group(second, 0.0, version=0))
     old.observe(group(first, 0.0, version=4))  # the estimate of the second: 1 / 16 of a group
-    # The second is not looked at before the first, which was drawn longer ago.
     new.restore(old.state())
     assert old.pool(second.number) == new.pool(second.number) == HARD
-    assert new.draw() == old.draw() == first
+    assert new.draw() == old.draw() == second
+    assert old.pool(second.number) == new.pool(second.number) == UNSEEN
+
+
+def test_a_task_that_stays_impossible_is_tried_again_at_doubling_distances():
+    weights = {USEFUL: 1e-9, HARD: 0}  # a task that is unseen again is drawn at once
+    sampler = DifficultyPools(rows(2), weights=weights, explore=0, half_life=1.0)
+    impossible, useful = sampler.tasks
+    tried = []
+    for version in range(100):
+        sampler.observe(group(useful, 1.0, 0.0, version=version))
+        if sampler.draw() == impossible:
+            tried.append(version)
+            sampler.observe(group(impossible, 0.0, version=version))
+    # After 4 versions a group counts 1 / 16; from then on a wait is as long as all before.
+    assert tried == [0, 4, 9, 19, 39, 79]
+
+
+def test_a_task_that_became_possible_is_found_within_twice_the_versions():
+    weights = {USEFUL: 1e-9, HARD: 0}
+    sampler = DifficultyPools(rows(2), weights=weights, explore=0, half_life=1.0)
+    late, useful = sampler.tasks
+    for version in range(100):
+        sampler.observe(group(useful, 1.0, 0.0, version=version))
+        if sampler.draw() == late:
+            sampler.observe(group(late, float(version >= 21), 0.0, version=version))
+        if sampler.pool(0) == USEFUL:
+            break
+    assert 21 <= version <= 2 * 21
+
+
+def test_a_state_of_an_earlier_version_is_read():
+    old, new = DifficultyPools(rows(3)), DifficultyPools(rows(3))
+    old.observe(group(old.tasks[1], 0.0, version=5))
+    state = old.state()
+    state["tasks"] = [entry[:6] for entry in state["tasks"]]
+    new.restore(state)
+    assert new.state() == old.state()
