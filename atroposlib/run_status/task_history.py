@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from atroposlib.utils.io import name_of_file
+
 FOLDER = "env_curriculum"  # a folder in the trainer's
 OLDER = ".1"  # suffix of the file before the current file
 PARTS = 10
@@ -126,8 +128,12 @@ def env_tasks(env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0]) ->
 
 def task_page(places: Sequence[Path], env: str | None, order: str, most: int) -> TaskPage:
     """Environments of a run, or the environment ``env``, with at most ``most`` tasks each."""
-    files = [file for file in history_files(places) if env in (None, file.stem)]
-    read = (env_tasks(file.stem, list(history_lines(file)), order) for file in files)
+    named = [(name_of_file(file.stem), file) for file in history_files(places)]
+    read = (
+        env_tasks(name, list(history_lines(file)), order)
+        for name, file in named
+        if env in (None, name)
+    )
     return TaskPage([replace(own, tasks=own.tasks[:most]) for own in read])
 
 

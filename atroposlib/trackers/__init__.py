@@ -48,8 +48,12 @@ def known_trackers(names: Sequence[str]) -> list[str]:
 
 def finite_number(value: Any) -> float | None:
     """``value`` as a number; None for anything else, a truth value and NaN included."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # 1 with 400 zeros
+        return None
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

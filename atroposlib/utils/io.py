@@ -1,7 +1,8 @@
-"""Files that appear whole, and JSON bodies of aiohttp-style HTTP responses."""
+"""Files that appear whole, names of files, and JSON bodies of aiohttp-style HTTP responses."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.text.lines import encodable
@@ -16,6 +18,8 @@ from atroposlib.text.lines import encodable
 DISK_RESERVE_BYTES = (
     48 * 2**20
 )  # free space that the rollout API leaves on the disk of its store
+NAME_CHARS = 120  # of a file name; file systems take 255 bytes, and suffixes follow
+NAME_DIGEST_CHARS = 12
 
 
 def existing_folder(folder: Path) -> Path:
@@ -46,6 +50,23 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(draft.fileno())
         Path(draft.name).replace(path)
         undo.pop_all()
+
+
+def file_name_of(name: str) -> str:
+    """The file name of an environment's ``name``: different names have different file names.
+
+    Example: file_name_of("math/easy") == "math%2Feasy"
+    """
+    quoted = quote(name, safe="", errors="surrogatepass")
+    if len(quoted) <= NAME_CHARS:
+        return quoted
+    digest = hashlib.sha256(quoted.encode()).hexdigest()[:NAME_DIGEST_CHARS]
+    return f"{quoted[: NAME_CHARS - NAME_DIGEST_CHARS - 1]}~{digest}"
+
+
+def name_of_file(file_name: str) -> str:
+    """The name of which :func:`file_name_of` made ``file_name``; of a long name its beginning."""
+    return unquote(file_name)
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

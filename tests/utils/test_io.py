@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 
-from atroposlib.utils.io import parse_http_response, write_whole
+from atroposlib.utils.io import file_name_of, name_of_file, parse_http_response, write_whole
 
 
 class Refused:
@@ -68,3 +69,18 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         write_whole(file, "new")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+@given(st.text(st.characters(), max_size=9), st.text(st.characters(), max_size=9))
+def test_different_names_have_different_files_in_the_folder(one, other):
+    files = file_name_of(one), file_name_of(other)
+    assert (one == other) == (files[0] == files[1])
+    assert "/" not in files[0] and files[0].isascii() and len(files[0]) <= 120
+    if one.isprintable() and len(files[0]) < 100:
+        assert name_of_file(files[0]) == one
+
+
+def test_long_names_end_in_a_digest():
+    one, other = "math " * 100 + "a", "math " * 100 + "b"
+    assert file_name_of(one) != file_name_of(other)
+    assert name_of_file(file_name_of(one)).startswith("math math ")

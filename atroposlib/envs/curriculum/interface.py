@@ -93,11 +93,25 @@ class TaskSampler(ABC):
                 setattr(self, name, value)
 
     def draw(self) -> Task | None:
-        """Call ``next`` with ``random`` seeded by the number of the draw."""
+        """Call ``next`` with ``random`` seeded by the number of the draw.
+
+        Raises ValueError: it returned none of the tasks.
+        """
         self.random.seed(f"{self.seed}/draw {self.draws}")
         task = self.next()
+        if task is not None:
+            _require_entry(task, len(self.tasks))
         self.draws += task is not None
         return task
+
+
+def _require_entry(task: Any, n_tasks: int) -> None:
+    if not isinstance(task, Task):
+        raise ValueError(f"next returned {type(task).__name__}, no entry of tasks")
+    if task.number is None or not 0 <= task.number < n_tasks:
+        raise ValueError(
+            f"next returned a task of number {task.number}, no entry of the {n_tasks} tasks"
+        )
 
 
 def _plain_container(value: Any) -> Any:
@@ -119,6 +133,11 @@ class GroupGate(ABC):
     @abstractmethod
     def admit(self, group: ObservedGroup) -> bool:
         """Whether ``group`` is sent."""
+
+    def refusal(self, group: ObservedGroup) -> str | None:
+        """Why ``group`` is not sent; None: it is."""
+        success = "none" if group.success is None else f"{group.success:.2f}"
+        return None if self.admit(group) else f"{self.reason} (success {success})"
 
 
 @dataclass(frozen=True)

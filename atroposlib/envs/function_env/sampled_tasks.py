@@ -69,4 +69,4 @@ class ChosenTasks:
     def next(self) -> Any:
         """The content of the next task; None if there is none."""
         task = self._curriculum.draw_uncounted()
-        return None if task is None else self._curriculum.remember(task)
+        return None if task is None else task.content

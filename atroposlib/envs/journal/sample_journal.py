@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,6 +46,7 @@ from atroposlib.envs.journal.stored_samples import SampleForm, oldest_sampled_ve
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
 from atroposlib.generation.sessions.recording import recorded_nodes
+from atroposlib.utils.io import file_name_of
 from atroposlib.wire.status import drop_state
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SampleJournal:
         Raises OSError: the file system refuses.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.]", "_", self.label)
+        name = file_name_of(self.label)
         free = take_free_journals(folder, name)
         try:
             other = [state for state in free.states if state.run_id != run_id]

@@ -113,6 +113,7 @@ PER_ROW = (
 # values of rows without the field
 _UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
 TASK_DIGITS = 16  # digits of a task's digest
+PLACED_KEYS = frozenset({"id", "task", "place", "epoch"})  # TaskItem of a function
 # limits of the facts of a row
 MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS, MAX_ROLE_CHARACTERS = 32, 2000, 64
 
@@ -425,8 +426,15 @@ def content_digest(value: Any) -> str:
 
 def task_digest(item: Any) -> str:
     """Digest of the task of an item, without its place and epoch."""
-    task = item.get("task", item) if isinstance(item, Mapping) else item
-    return content_digest(task)[:TASK_DIGITS]
+    return content_digest(item["task"] if is_placed(item) else item)[:TASK_DIGITS]
+
+
+def is_placed(item: Any) -> bool:
+    """Whether an item is that of a function: a task with its place in the data.
+
+    A class may hand out mappings with a field ``task`` of their own, equal in many items.
+    """
+    return isinstance(item, Mapping) and PLACED_KEYS <= item.keys()
 
 
 def with_metadata(group: ScoredDataGroup, **metadata: Any) -> ScoredDataGroup:

@@ -15,7 +15,7 @@ from atroposlib.generation.chat.template import (
     content_text,
     plain_message,
 )
-from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, is_picture, picture_url
+from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, picture_problem, picture_url
 
 SHOWN_CHARACTERS = 80  # limit of an address in an error
 
@@ -64,11 +64,11 @@ def _image_part(part: Any, where: str) -> Message | None:
         return None
     image = dict(source) if isinstance(source, Mapping) else {"url": source}
     url = image.get("url")
-    if not is_picture(url):
+    if (problem := picture_problem(url)) is not None:
         shown = str(url)[:SHOWN_CHARACTERS]
         raise ConfigError(
             f"{where}.content: a picture is a data URL of PNG, JPEG or WebP with at most "
-            f"{MAX_PICTURE_CHARACTERS} characters, such as data:image/png;base64,iVBOR...; it is "
-            f"never fetched from an address, so send the data itself, not {shown!r}"
+            f"{MAX_PICTURE_CHARACTERS} characters, such as data:image/png;base64,iVBOR..., and no "
+            f"address to fetch: {problem} ({shown!r})"
         )
     return {"type": "image_url", "image_url": image}

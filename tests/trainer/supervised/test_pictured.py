@@ -71,7 +71,7 @@ def test_a_model_of_text_refuses_pictures_and_a_vision_model_an_address(policy):
     with pytest.raises(ConfigError, match="reads text only"):
         corpus.sft_rows(policy.tokenizer, {"messages": chat(RED, "red")}, "line 1")
     far = {"type": "image_url", "image_url": {"url": "https://a.example/i.png"}}
-    with pytest.raises(ConfigError, match="^a picture is a data URL.*no address is fetched"):
+    with pytest.raises(ConfigError, match="^a picture is a data URL.*never fetched"):
         rows_of(policy, [{"role": "user", "content": [far]}, chat(RED, "red")[1]])
 
 
