@@ -149,6 +149,7 @@ class Teacher:
                 await server.health.wait_until_healthy()
         except ConfigError as error:
             text = str(error).replace("--openai.model_name", "env.teacher.model")
+            text = text.replace("--openai.", "env.teacher.")
             raise ConfigError(f"{self.name}: {text}") from error
         name = tokenizer_of(servers.servers[0].config)
         try:
