@@ -36,6 +36,7 @@ from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 EVENTS_APART = 512  # events between two snapshots in the journal
+CHECKED_AT = 4  # events after which the state is known to be storable, or not
 REMEMBERED = 1024  # observed rollouts that a restart may bring again
 UNCOUNTED = -1  # place of a draw of a class
 
@@ -182,6 +183,8 @@ class Curriculum:
         self._record(event)
         if self._unsaved >= EVENTS_APART:
             self.save_to_journal()
+        elif self._events == CHECKED_AT:
+            self._packed_state()  # a state that cannot be kept is an error now, and not hours later
 
     def save_to_journal(self) -> None:
         """Append a snapshot, behind which the journal drops earlier events."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Task:
@@ -75,7 +77,7 @@ class TaskSampler(ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The state for a restart: attributes that are numbers, texts, lists and mappings."""
+        """The state for a restart: attributes that are numbers, texts, lists, mappings and arrays."""
         kept = {k: v for k, v in vars(self).items() if k not in ("tasks", "seed", "random")}
         return {name: _plain_container(value) for name, value in kept.items()}
 
@@ -89,6 +91,8 @@ class TaskSampler(ABC):
             elif isinstance(current, deque):
                 current.clear()
                 current.extend(value)
+            elif isinstance(current, np.ndarray):
+                setattr(self, name, np.array(value, current.dtype))
             else:
                 setattr(self, name, value)
 
@@ -119,7 +123,9 @@ def _plain_container(value: Any) -> Any:
         return {key: _plain_container(entry) for key, entry in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(value)
-    return list(value) if isinstance(value, deque) else value
+    if isinstance(value, list | deque):
+        return [_plain_container(entry) for entry in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 class GroupGate(ABC):
