@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, PictureError
+from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.utils.tokenize_for_trainer import (
     UNMASKED_ROLES,
     TemplateNotPrefixStable,
@@ -250,4 +251,13 @@ def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
         for message in messages
     ):
         raise ConfigError(f"{key!r} has to be a list of messages with role and content")
-    return messages
+    return [
+        # A template would write a list of parts as it is, or leave out parts that it does not know.
+        message if isinstance(message["content"], str | None) else with_parts(message, place)
+        for place, message in ((f"{key}[{i}]", message) for i, message in enumerate(messages))
+    ]
+
+
+def with_parts(message: dict[str, Any], place: str) -> dict[str, Any]:
+    """A message with content parts: its text, or texts and pictures in the form of OpenAI."""
+    return {**message, "content": chat_content(message["content"], place)}

@@ -1,6 +1,6 @@
 """Pictures of chat messages: content parts with data URLs, which are checked and never fetched.
 
-OpenAI's image_url, Responses' input_image, Anthropic's image --chat_content--> image_url
+OpenAI's image_url, Responses' input_image, image of Anthropic and transformers --chat_content--> image_url
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _image_part(part: Any, where: str) -> Message | None:
     if isinstance(part, str):
         return None
     kind, source = part.get("type"), part.get("image_url")
-    if kind == "image":  # Anthropic's
-        source = part.get("source") or {}
-        if source.get("type") == "base64":
+    if kind == "image":  # of transformers, or Anthropic's
+        source = part.get("image") or part.get("url") or part.get("source") or {}
+        if isinstance(source, Mapping) and source.get("type") == "base64":
             source = f"data:{source.get('media_type')};base64,{source.get('data')}"
     elif kind not in ("image_url", "input_image"):
         return None

@@ -18,6 +18,8 @@ SEE = {"type": "text", "text": "see"}
         {"type": "image_url", "image_url": {"url": URL}},
         {"type": "image_url", "image_url": URL},
         {"type": "input_image", "image_url": URL},
+        {"type": "image", "image": URL},
+        {"type": "image", "url": URL},
         {
             "type": "image",
             "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw=="},
