@@ -308,10 +308,20 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
+def _document(text: bytes) -> Any:
+    try:
+        return _of_thread.parser.parse(text)
+    except RuntimeError:
+        # A debugger or a watchdog that keeps a frame of the last call keeps its document, and the
+        # parser then refuses the next one, whose sender did nothing wrong.
+        _of_thread.parser = simdjson.Parser()
+        return _of_thread.parser.parse(text)
+
+
 def _parsed_rows(text: bytes, dtype: Any, lists: bool) -> RowChunk:
     """The rows of a short list; no part of the parser's document is left when it returns."""
     try:
-        document = _of_thread.parser.parse(text)
+        document = _document(text)
         lengths = np.array([len(row) for row in document], np.int64)
         brackets, counts = 1 + len(lengths), None
         if lists:

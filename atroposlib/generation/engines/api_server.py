@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
-
 
 @dataclass
 class ServerParts:
@@ -135,11 +133,6 @@ class APIServer(LegacyHealth, ABC):
         self.reasoning_config = reasoning_config or ReasoningConfig()
         http = HttpClient(
             timeout_s=config.timeout,
-            max_connections=(
-                config.num_max_requests_at_once
-                + config.num_requests_for_eval
-                + SPARE_CONNECTIONS
-            ),
             api_key=config.api_key or (os.environ.get("OPENAI_API_KEY") if official else None),
         )
         self._custom_check = CustomHealthCheck(self.check_server_status_task)

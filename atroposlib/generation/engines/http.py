@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
 DETAIL_CHARS = 500
+POOL_CONNECTIONS = 8
 RETRYABLE_STATUS = frozenset({408, 429})
 MAX_NAMES = 8  # limit of served models in a message
 UNNAMED = "default"  # model_name where none is set
@@ -54,49 +56,58 @@ def server_root(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+@dataclass(eq=False, slots=True)
+class _Pool:
+    client: httpx.AsyncClient
+    running: set[asyncio.Task[httpx.Response]] = field(default_factory=set)
+
+
 @dataclass(eq=False, repr=False)
 class HttpClient:
-    """Pool of connections to a server, opened at the first call."""
+    """Connections to a server, opened as requests need them.
+
+    Small pools: for each request httpx goes over all pairs of connections of its pool. With 128
+    connections in one pool a request takes 15 ms of CPU, with pools of 8 it takes 1 ms
+    (benchmarks/bench_connections.py).
+    """
 
     timeout_s: float  # limit of a request, from sending to the last byte
-    # At least the requests in flight: a smaller pool would queue requests, uncounted, until
-    # they time out.
-    max_connections: int
     api_key: str | None
-    _running: set[asyncio.Task[httpx.Response]] = field(default_factory=set)
+    _pools: list[_Pool] = field(default_factory=list)
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
-    @cached_property
-    def client(self) -> httpx.AsyncClient:
+    def _pool_with_room(self) -> _Pool:
+        for pool in self._pools:
+            if len(pool.running) < POOL_CONNECTIONS:
+                return pool
+        self._pools.append(_Pool(self._new_client()))
+        return self._pools[-1]
+
+    def _new_client(self) -> httpx.AsyncClient:
         # local: its import takes as long as all further imports of an environment
         import httpx
 
-        limits = httpx.Limits(
-            max_connections=self.max_connections,
-            max_keepalive_connections=self.max_connections,
-        )
         direct = None  # httpx asks no proxy with a transport that it is given
         if not getproxies():
-            direct = httpx.AsyncHTTPTransport(limits=limits, socket_options=kept_alive())
+            direct = httpx.AsyncHTTPTransport(verify=_tls(), socket_options=kept_alive())
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=limits,
             headers=self.headers,
             transport=direct,
+            verify=_tls(),
         )
 
     async def aclose(self) -> None:
         """Close the connections; requests that run fail with InferenceUnavailable."""
+        pools, self._pools = self._pools, []
         # Also cancels opening connections: httpx closes only open connections.
-        running, self._running = self._running, set()
-        for request in running:
+        for request in [request for pool in pools for request in pool.running]:
             request.cancel()
-        client = vars(self).pop("client", None)
-        if client is not None:
-            await client.aclose()
+        for pool in pools:
+            await pool.client.aclose()
 
     async def post(
         self,
@@ -135,17 +146,17 @@ class HttpClient:
         import httpx
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        pool = self._pool_with_room()
         request = asyncio.ensure_future(
-            self.client.request(
+            pool.client.request(
                 method, url, json=json, headers=_with_routing_key(headers), timeout=timeout
             )
         )
-        running = self._running
-        running.add(request)
+        pool.running.add(request)
         try:
             return await request
         except asyncio.CancelledError:
-            if running is self._running:  # the caller was cancelled
+            if pool in self._pools:  # the caller was cancelled
                 raise
             raise InferenceUnavailable(f"{method} {url}: the connection was closed") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as cause:
@@ -160,7 +171,14 @@ class HttpClient:
             reason = str(cause) or type(cause).__name__
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause
         finally:
-            running.discard(request)
+            pool.running.discard(request)
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context()  # 20 ms
 
 
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import msgspec
 import numpy as np
@@ -41,6 +42,28 @@ def test_lists_of_numbers_end_where_their_brackets_close(depth, text):
 def test_a_text_that_is_no_object_is_malformed(text):
     with pytest.raises(MalformedBody):
         member_places(text, {})
+
+
+def test_rows_are_read_while_a_debugger_keeps_the_frames_of_the_last_call():
+    documents = []
+
+    def keep(frame, event, argument):
+        if event == "return" and "document" in frame.f_locals:
+            documents.append(frame.f_locals["document"])
+        return keep
+
+    text = b"[[1, 2], [3]]"
+    sys.settrace(keep)
+    try:
+        values = [
+            chunk.values.tolist()
+            for _ in range(2)
+            for chunk in row_chunks(text, slice(0, len(text)), np.int64, lists=False)
+        ]
+    finally:
+        sys.settrace(None)
+    assert len(documents) == 2
+    assert values == [[1, 2, 3], [1, 2, 3]]
 
 
 ROWS = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=9), min_size=1, max_size=5)

@@ -8,10 +8,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import HttpClient, server_root
+from atroposlib.generation.engines.http import POOL_CONNECTIONS, HttpClient, _Pool, server_root
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import VLLMServer
@@ -44,8 +48,8 @@ def hanging() -> tuple[HttpClient, asyncio.Event]:
         await asyncio.Event().wait()
         raise AssertionError
 
-    client = HttpClient(timeout_s=600, max_connections=1, api_key=None)
-    vars(client)["client"] = httpx.AsyncClient(transport=httpx.MockTransport(hang))
+    transport = httpx.MockTransport(hang)
+    client = HttpClient(600, None, [_Pool(httpx.AsyncClient(transport=transport))])
     return client, begun
 
 
@@ -66,6 +70,29 @@ async def test_a_cancelled_request_stays_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await request
     await client.aclose()
+
+
+async def test_requests_beyond_a_pool_open_connections_that_later_requests_use_again() -> None:
+    count = 2 * POOL_CONNECTIONS + 1
+    ports: list[int] = []
+
+    async def hold(request: Request) -> PlainTextResponse:
+        ports.append(request.client.port)
+        if len(ports) % count == 0:
+            all_here.set()
+        await all_here.wait()  # no response before the last request
+        return PlainTextResponse("ok")
+
+    with served(Starlette(routes=[Route("/", hold)])) as url:
+        client = HttpClient(60, None)
+        for _ in range(2):
+            all_here = asyncio.Event()
+            sent = [client.send("GET", url) for _ in range(count)]
+            assert {r.status_code for r in await asyncio.gather(*sent)} == {200}
+        assert len(client._pools) == 3
+        await client.aclose()
+    assert len(ports) == 2 * count
+    assert len(set(ports)) == count
 
 
 async def test_a_server_without_names_takes_model_and_tokenizer_of_vllm(connect, fake) -> None:

@@ -102,7 +102,10 @@ def test_blocking_clients_connect_with_these_settings(url, http_of):
 @linux
 @pytest.mark.parametrize(
     "http_of",
-    [lambda url: AsyncRolloutClient(url)._http, lambda url: HttpClient(60.0, 4, None).client],
+    [
+        lambda url: AsyncRolloutClient(url)._http,
+        lambda url: HttpClient(60.0, None)._new_client(),
+    ],
 )
 async def test_asynchronous_clients_connect_with_these_settings(url, http_of, monkeypatch):
     monkeypatch.setattr("atroposlib.generation.engines.http.getproxies", dict)
@@ -113,5 +116,5 @@ async def test_asynchronous_clients_connect_with_these_settings(url, http_of, mo
 async def test_a_proxy_of_the_environment_is_still_asked(monkeypatch):
     with served(PlainTextResponse("the proxy")) as proxy:
         monkeypatch.setenv("http_proxy", proxy)
-        async with HttpClient(60.0, 4, None).client as http:
+        async with HttpClient(60.0, None)._new_client() as http:
             assert (await http.get("http://engine.invalid/health")).text == "the proxy"
