@@ -34,6 +34,7 @@ _DATA_URLS = (
 )
 _HEAD = re.compile(r"data:image/(?:png|jpe?g|webp);base64,")
 _DATA_URL = re.compile(_HEAD.pattern + r"[A-Za-z0-9+/]+={0,2}")
+TEXT_PARTS = ("text", "input_text", "output_text")
 HEAD_CHARACTERS = 40  # of a data URL, in an error
 
 
@@ -69,6 +70,49 @@ def picture_url(part: Any) -> Any:
         return None
     image = part.get("image_url")
     return image.get("url") if isinstance(image, dict) else image
+
+
+def image_source(part: Any) -> dict[str, Any] | None:
+    """What a content part of an image holds, with the key ``url``; None for a part of another kind.
+
+    Of OpenAI's chats and responses, of Anthropic's messages, and of transformers.
+    """
+    if not isinstance(part, Mapping):
+        return None
+    kind, source = part.get("type"), part.get("image_url")
+    if kind == "image":
+        source = part.get("image") or part.get("url") or part.get("source") or {}
+        if isinstance(source, Mapping) and source.get("type") == "base64":
+            source = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    elif kind not in ("image_url", "input_image"):
+        return None
+    return dict(source) if isinstance(source, Mapping) else {"url": source}
+
+
+def text_or_parts(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """The text of a list of content parts; with pictures a list of parts text and image_url.
+
+    Raises PictureError: the content is no list, or a part is neither a text nor a picture.
+    """
+    if not isinstance(content, list):
+        raise PictureError(f"{where}.content: a string or a list of parts")
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if (image := image_source(part)) is not None:
+            if (problem := picture_problem(image.get("url"))) is not None:
+                raise PictureError(f"{where}.content: a picture is a {_DATA_URLS}: {problem}")
+            parts.append({"type": "image_url", "image_url": image})
+        elif kind in TEXT_PARTS:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            parts.append({"type": "text", "text": str(text or "")})
+        else:
+            raise PictureError(
+                f"{where}.content: a part of type {kind!r} is not text, so it has no tokens here"
+            )
+    if any(map(_is_image, parts)):
+        return parts
+    return "".join(part["text"] for part in parts)
 
 
 def message_has_pictures(message: Mapping[str, Any]) -> bool:

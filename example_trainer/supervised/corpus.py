@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, PictureError
-from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.utils.tokenize_for_trainer import (
     UNMASKED_ROLES,
     TemplateNotPrefixStable,
@@ -26,6 +25,7 @@ from atroposlib.utils.tokenize_for_trainer import (
     shared_length,
 )
 from atroposlib.wire import MASKED
+from atroposlib.wire.images import text_or_parts
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.supervised.pictured import has_pictures, pictured_chat, pictured_rows
 from example_trainer.supervised.settings import CorpusSettings
@@ -251,13 +251,13 @@ def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
         for message in messages
     ):
         raise ConfigError(f"{key!r} has to be a list of messages with role and content")
-    return [
-        # A template would write a list of parts as it is, or leave out parts that it does not know.
-        message if isinstance(message["content"], str | None) else with_parts(message, place)
-        for place, message in ((f"{key}[{i}]", message) for i, message in enumerate(messages))
-    ]
-
-
-def with_parts(message: dict[str, Any], place: str) -> dict[str, Any]:
-    """A message with content parts: its text, or texts and pictures in the form of OpenAI."""
-    return {**message, "content": chat_content(message["content"], place)}
+    try:
+        return [
+            # A template would write a list of parts as it is, or leave out unknown parts.
+            message
+            if isinstance(message["content"], str | None)
+            else {**message, "content": text_or_parts(message["content"], f"{key}[{i}]")}
+            for i, message in enumerate(messages)
+        ]
+    except PictureError as error:
+        raise ConfigError(str(error)) from error

@@ -62,7 +62,7 @@ class Curriculum:
         gate = self.settings.gate
         self.gate: GroupGate | None = None if gate is None else make_gate(gate, env=label)
         self.sampler: TaskSampler | None = None
-        self._named = NamedTasks(())  # the sampler's tasks
+        self.named = NamedTasks(())  # the sampler's tasks
         self.history = TaskHistory()
         self.open: dict[int, int] = {}  # number of the task of each place that is not observed
         self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
@@ -81,7 +81,7 @@ class Curriculum:
         self.sampler = make_sampler(
             self.settings.sampler, tasks, seed=self._seed, env=self.label
         )
-        self._named = NamedTasks(tasks)
+        self.named = NamedTasks(tasks)
 
     def task_at(self, place: int) -> Task | None:
         """The task of a place: that handed out there and not observed yet, else a new draw."""
@@ -98,7 +98,7 @@ class Curriculum:
         """A new draw, for a class, whose journal keeps the items themselves."""
         task = self._draw(self._require_sampler(), UNCOUNTED)
         if task is not None:
-            self._named.note(task)
+            self.named.note(task)
         return task
 
     def _draw(self, sampler: TaskSampler, place: int) -> Task | None:
@@ -115,7 +115,7 @@ class Curriculum:
 
     def _task_of(self, item: Any) -> Task:
         placed = is_placed(item)
-        number = item.get("number") if placed else self._named.number_of(item)
+        number = item.get("number") if placed else self.named.number_of(item)
         if self.sampler is None or number is None:
             return Task(item["task"] if placed else item)
         return self.sampler.tasks[number]
@@ -206,7 +206,7 @@ class Curriculum:
             own = None if self.sampler is None else self.sampler.state()
         state = {
             "sampler": self.settings.sampler.name,
-            "tasks": self._named.digest(),
+            "tasks": self.named.digest(),
             "state": own,
             "open": self.open,
             "observed": [*self._observed],
@@ -276,7 +276,7 @@ class Curriculum:
         """Take over an unpacked state, or return why it does not belong to this sampler."""
         if state["sampler"] != self.settings.sampler.name:
             return f"the sampler was {state['sampler']} and is {self.settings.sampler.name}"
-        if (change := change_of(self._named, *state["tasks"])) is not None:
+        if (change := change_of(self.named, *state["tasks"])) is not None:
             return change
         self.open = dict(state["open"])
         self._observed = deque(state["observed"], maxlen=REMEMBERED)

@@ -5,7 +5,7 @@ OpenAI's image_url, Responses' input_image, image of Anthropic and transformers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
@@ -15,7 +15,12 @@ from atroposlib.generation.chat.template import (
     content_text,
     plain_message,
 )
-from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, picture_problem, picture_url
+from atroposlib.wire.images import (
+    MAX_PICTURE_CHARACTERS,
+    image_source,
+    picture_problem,
+    picture_url,
+)
 
 SHOWN_CHARACTERS = 80  # limit of an address in an error
 
@@ -53,16 +58,9 @@ def _urls(content: Any, where: str) -> list[str]:
 
 def _image_part(part: Any, where: str) -> Message | None:
     """The part in OpenAI's form; None for a part of a different kind."""
-    if isinstance(part, str):
+    image = image_source(part)
+    if image is None:
         return None
-    kind, source = part.get("type"), part.get("image_url")
-    if kind == "image":  # of transformers, or Anthropic's
-        source = part.get("image") or part.get("url") or part.get("source") or {}
-        if isinstance(source, Mapping) and source.get("type") == "base64":
-            source = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    elif kind not in ("image_url", "input_image"):
-        return None
-    image = dict(source) if isinstance(source, Mapping) else {"url": source}
     url = image.get("url")
     if (problem := picture_problem(url)) is not None:
         shown = str(url)[:SHOWN_CHARACTERS]

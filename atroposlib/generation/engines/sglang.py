@@ -43,9 +43,7 @@ class SGLangServer(TokenServer):
         reply = await self._parts.http.post(
             url, generate_body(ids, params), **request_options(kwargs)
         )
-        with expected_form(url):
-            outputs = read_generations(reply.payload, ids)
-        return expect_outputs(outputs, int(params["n"]), url)
+        return expect_outputs(read_generations(reply.payload, ids), int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = await self._prompt_ids(kwargs)

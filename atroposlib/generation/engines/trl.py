@@ -17,7 +17,6 @@ from atroposlib.generation.engines.openai import (
     completion_of,
     completion_payload,
     expect_outputs,
-    expected_form,
     require_field,
 )
 from atroposlib.generation.sampling.generation import (
@@ -79,10 +78,8 @@ class TrlVllmServer(TokenServer):
                 f"{self._parts.root_url} takes text only, so tokens cannot be sent exactly; use a "
                 "newer TRL, or plain vLLM with server_type vllm"
             ) from refusal
-        url = f"{self._parts.root_url}{GENERATE_PATH}"
-        with expected_form(url):
-            outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
-        return expect_outputs(outputs, body["n"], url)
+        outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
+        return expect_outputs(outputs, body["n"], f"{self._parts.root_url}{GENERATE_PATH}")
 
     async def _complete_text(
         self, kind: str, prompt: str, kwargs: Mapping[str, Any]

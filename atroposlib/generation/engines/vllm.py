@@ -70,8 +70,7 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
-        with expected_form(url):
-            outputs = route.read_generations(reply.payload, ids, label)
+        outputs = route.read_generations(reply.payload, ids, label)
         return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from atroposlib.errors import (
     TokensMissing,
 )
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines import sglang, trl
+from atroposlib.generation.engines import sglang
 from atroposlib.generation.engines.openai import OpenAIServer, expected_form
 from atroposlib.generation.engines.vllm import TOKEN_ROUTES as ROUTES, topk_rows
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
@@ -147,11 +147,8 @@ REPLIES = st.recursive(
     max_leaves=12,
 )
 READERS = {
-    **{f"{r.path} tokens": lambda p, r=r: r.read_generations(p, [1, 7], None) for r in ROUTES},
-    **{f"{r.path} given": lambda p, r=r: topk_rows(r.read_prompt_logprobs(p)) for r in ROUTES},
-    "sglang tokens": lambda payload: sglang.read_generations(payload, [1, 7]),
-    "sglang given": lambda payload: sglang.read_prompt_logprobs(payload, [1, 7]),
-    "trl": lambda payload: trl.read_generations(payload, [1, 7], 2),
+    **{r.path: lambda p, r=r: topk_rows(r.read_prompt_logprobs(p)) for r in ROUTES},
+    "sglang": lambda payload: sglang.read_prompt_logprobs(payload, [1, 7]),
 }
 
 
