@@ -73,7 +73,7 @@ def picture_url(part: Any) -> Any:
 
 
 def image_source(part: Any) -> dict[str, Any] | None:
-    """What a content part of an image holds, with the key ``url``; None for a part of another kind.
+    """Content of a part that is an image, with the key ``url``; None for a part of another kind.
 
     Of OpenAI's chats and responses, of Anthropic's messages, and of transformers.
     """

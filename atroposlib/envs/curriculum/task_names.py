@@ -58,7 +58,7 @@ class NamedTasks:
 
 
 def change_of(tasks: NamedTasks, count: int, digest: str) -> str | None:
-    """What makes the numbers of an earlier list of ``count`` tasks meaningless; None: nothing.
+    """Why the numbers of an earlier list of ``count`` tasks mean other tasks; None: they do not.
 
     Tasks that were added behind the earlier tasks change no number.
     """
