@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from example_trainer.settings.weights import LOGPROB_TOLERANCE
+from example_trainer.weights.lag import ScoredRows, ServerLag
 from example_trainer.weights.mismatch import Mismatch
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ MAX_SHARE = {"float32": 0.01, "bfloat16": 0.25}
 START_NATS = 0.1  # most mean of bfloat16 before anything was compared
 TIMES_USUAL = 2.5
 AT_ONCE_NATS = 0.2  # a mean above it and above twice the limit is refused the first time
+# Of the scores of a lag, each less the allowance, summed over checks. A server that no step moves
+# exceeds the sum by chance once in a million checks.
+ALLOWANCE, MOST_EVIDENCE = 1.0, 7.0
 MEMORY = 0.8  # share of the moving mean that a comparison leaves as it was
 
 
@@ -48,15 +52,18 @@ LEAST_NATS = {Tokens.GIVEN: 0.1, Tokens.SAMPLED: 0.03}
 
 @dataclass
 class Agreement:
-    """Limits of a run, which it learns from comparisons that it accepts."""
+    """Limits of a run, which it learns from comparisons that it accepts, and its last check."""
 
     tolerance: float  # nats of a token
     max_share: float  # share of tokens beyond it
     judges_mean: bool = False
     usual: dict[Tokens, float] = field(default_factory=dict)  # nats per token, so far
-    doubts: set[tuple[Tokens, str]] = field(
-        default_factory=set
-    )  # above the limit the last time
+    evidence: dict[str, float] = field(default_factory=dict)  # of a lag, by server
+    # Comparisons above their limit the last time.
+    doubts: set[tuple[Tokens, str]] = field(default_factory=set)
+    before: ScoredRows = (
+        ScoredRows()
+    )  # rows of the last check, with the trainer's logprobs then
 
     @classmethod
     def of(cls, dtype: str, tolerance: float | None = None) -> Agreement:
@@ -76,6 +83,10 @@ class Agreement:
     def adopt(self, usual: dict[Tokens, float]) -> None:
         """Take the means that another rank has learned."""
         self.usual = usual
+
+    def keep(self, rows: ScoredRows) -> None:
+        """Remember the rows of a check for the next check; no rows leave those of before."""
+        self.before = rows if rows.sequences else self.before
 
     def judge(
         self, mismatch: Mismatch, tokens: Tokens, scale: float = 1.0, source: str = ""
@@ -108,6 +119,16 @@ class Agreement:
             before = self.usual.get(tokens, mean)
             self.usual[tokens] = MEMORY * before + (1 - MEMORY) * mean
         return True
+
+    def judge_lag(self, lag: ServerLag, server: str) -> bool:
+        """Whether a server may hold the new weights; False where it holds older weights.
+
+        A cumulative sum (Page 1954): the evidence of several checks adds up, and that of a correct
+        server, whose scores are below 0 or around it, falls back to 0.
+        """
+        evidence = self.evidence.get(server, 0.0) + lag.score - ALLOWANCE
+        self.evidence[server] = max(0.0, evidence)
+        return evidence <= MOST_EVIDENCE
 
     def text(self, tokens: Tokens) -> str:
         """The limits, for a message."""

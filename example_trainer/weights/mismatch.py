@@ -177,7 +177,8 @@ def explain_mismatch(
 
     Args:
         server: what it answered: ``theirs`` (logprobs of the sequences), ``found`` (the
-            mismatch), ``version``, ``dtype``, ``stale_head`` (keeps a tied head), ``tolerance``.
+            mismatch), ``version``, ``dtype``, ``stale_head`` (keeps a tied head), ``tolerance``,
+            ``is_behind`` (holds the weights of the check before).
         version: that the trainer holds; None for initial weights.
     """
     causes = []
@@ -221,7 +222,8 @@ def _about_precision(policy: Policy, server: dict[str, Any]) -> list[str]:
     if there is not None and there != here:
         return [f"It computes in {there}, the trainer in {here}: start both with one dtype."]
     precision = server["found"]
-    if there is None and 0 < precision["total"] < ROUNDING_NATS * precision["tokens"]:
+    is_small = 0 < precision["total"] < ROUNDING_NATS * precision["tokens"]
+    if there is None and is_small and not server["is_behind"]:
         return [
             f"The difference is as small as rounding: compare the server's dtype with the"
             f" trainer's, which is {here}."

@@ -24,6 +24,7 @@ from example_trainer.weights.agreement import Agreement, Tokens
 from example_trainer.weights.canary import check_prefix_caches
 from example_trainer.weights.engines import InferenceServer, ServerGone
 from example_trainer.weights.fleet import Fleet
+from example_trainer.weights.lag import ScoredRows, lag_of
 from example_trainer.weights.mismatch import (
     LIKELY,
     Mismatch,
@@ -59,6 +60,7 @@ SAMPLED_LIKELY = (
     "First compare the temperature at which the environment samples with the one in its rows"
     f" (sampling, else overrides, generation_params, group_overrides, else 1). {LIKELY}"
 )
+SURE_OF_LAG = 3.0  # score; by chance in 1 % of checks at most
 UNSCALED = (
     "They are the logprobs before the temperature: start vLLM with --logprobs-mode"
     " processed_logprobs, SGLang without RETURN_ORIGINAL_LOGPROB."
@@ -93,34 +95,40 @@ def check_servers(
     version: int | None,
     agreement: Agreement,
     fleet: Fleet | None = None,
+    before: ScoredRows = ScoredRows(),
 ) -> Mismatch:
     """Compare the logprobs of the sequences on every server with the trainer's.
 
     Collective: every rank scores; rank 0 requests the logprobs of the servers. A server that
     gives no answer, or names another version because it restarted, is left out of ``fleet``.
 
+    Args:
+        before: rows of the last check, compared instead: they also show a server's lag. The
+            sequences are then compared by the next check.
+
     Raises:
         StaleWeights: with the numbers, the versions, why (as far as it can be found out)
             and what to do.
         InferenceUnavailable: a server does not answer.
     """
-    ours = policy.logprobs_of(sequences)
+    compared = before.sequences or sequences
+    ours = policy.logprobs_of([*before.sequences, *sequences])
 
     def ask() -> dict[str, Any]:
-        return _ask_all(engines, sequences, ours, version, agreement, fleet)
+        of_compared = ours[: len(compared)]
+        return _ask_all(engines, compared, of_compared, version, agreement, fleet, before)
 
     answers = run_on_rank0(policy.world, ask)
     if answers["wrong"] is None:
         agreement.adopt(answers["usual"])  # the same on every rank
+        agreement.keep(ScoredRows(sequences, ours[len(before.sequences) :]))
         return Mismatch(**answers["worst"])
     server = answers["wrong"]
-    causes = explain_mismatch(policy, sequences, server, version)
-    mismatch = Mismatch(**server["found"])
+    causes = explain_mismatch(policy, compared, server, version)
     here = "initial weights" if version is None else f"version {version}"
     raise StaleWeights(
         f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
-        f" disagree on {len(sequences)} sequences: {mismatch}; at most"
-        f" {agreement.text(Tokens.GIVEN)}."
+        f" disagree on {len(compared)} sequences: {server['problem']}."
         f" Nothing was acked. {' '.join(causes)}"
     )
 
@@ -132,6 +140,7 @@ def _ask_all(
     version: int | None,
     agreement: Agreement,
     fleet: Fleet | None,
+    before: ScoredRows,
 ) -> dict[str, Any]:
     """Return the worst mismatch of all servers, and the details of the first wrong server."""
     worst = Mismatch()
@@ -149,8 +158,18 @@ def _ask_all(
         difference = sum(
             map(mismatch_of, ours, theirs, repeat(agreement.tolerance)), Mismatch()
         )
-        if not agreement.judge(difference, Tokens.GIVEN, source=engine.url):
+        lag = lag_of(before, ours, theirs)
+        agrees = agreement.judge(difference, Tokens.GIVEN, source=engine.url)
+        is_current = agreement.judge_lag(lag, engine.url)
+        if not (agrees and is_current):
+            problem = str(difference)
+            if not agrees:
+                problem += f"; at most {agreement.text(Tokens.GIVEN)}"
+            if agrees or lag.score > SURE_OF_LAG:
+                problem += f"; {lag}, whose weights it still holds"
             wrong = {
+                "problem": problem,
+                "is_behind": not is_current,
                 "url": engine.url,
                 "version": engine.version(),
                 "dtype": engine.dtype(),
@@ -175,15 +194,19 @@ def check_published(
     """Check every server after a publish; metrics in nats, none without sequences. Collective.
 
     Args:
+        sequences: compared at the next check; the servers are asked for those of the last one.
         prefixes: tokens that the servers computed with the weights before, see ``canary``.
 
     Raises:
         StaleWeights: a server and the trainer disagree; all servers were paused again.
     """
     metrics: dict[str, float] = {}
+    before = agreement.before.first(len(sequences))
     try:
         fleet = publisher.fleet
-        mismatch = check_servers(policy, fleet.present, sequences, version, agreement, fleet)
+        mismatch = check_servers(
+            policy, fleet.present, sequences, version, agreement, fleet, before
+        )
         if prefixes:
             metrics = check_prefix_caches(policy, fleet, prefixes, version, agreement)
     except StaleWeights:

@@ -42,6 +42,24 @@ def test_stale_server_in_a_fleet_is_named_in_the_error(policy, server):
         verify.check_servers(policy, [server, other], SEQUENCES, 3, Agreement.of("float32"))
 
 
+def test_a_server_that_keeps_its_weights_is_refused_where_a_step_moves_less_than_the_tolerance(
+    policy, server
+):
+    agreement = Agreement.of("float32")
+    rows = [[6 + (5 * i + j) % 20 for j in range(30)] for i in range(8)]
+    verify.check_servers(policy, [server], rows[:4], 1, agreement)
+    assert agreement.before.sequences == rows[:4]
+    before = agreement.before
+    change(policy, scale=1e-5)
+    current = InProcessEngine(copy.deepcopy(policy))
+    found = verify.check_servers(policy, [current], rows[4:], 2, agreement, before=before)
+    with pytest.raises(StaleWeights, match=r"1\d\d of 116 tokens are nearer") as stopped:
+        verify.check_servers(policy, [current, server], rows[4:], 2, agreement, before=before)
+    assert found.max < agreement.tolerance
+    assert "whose weights it still holds" in str(stopped.value)
+    assert "as small as rounding" not in str(stopped.value)
+
+
 def test_logprobs_without_temperature_are_rejected_at_the_start(policy, server):
     assert verify.check_engines(policy, [server], Agreement.of("float32")).max < 1e-3
     server.scales = False

@@ -60,12 +60,12 @@ def state(version: int) -> TrainerState:
     return TrainerState("run", step=version, version=version, batch_no=version)
 
 
-def change(policy: Policy, seed: int = 1) -> None:
-    """Return other weights, different enough that every logprob changes."""
+def change(policy: Policy, seed: int = 1, scale: float = 0.05) -> None:
+    """Move all weights; by default far enough that every logprob changes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
+            weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
 def expected(policy: Policy) -> list[float]:
