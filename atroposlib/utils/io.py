@@ -65,7 +65,7 @@ def file_name_of(name: str) -> str:
 
 
 def name_of_file(file_name: str) -> str:
-    """The name of which :func:`file_name_of` made ``file_name``; of a long name its beginning."""
+    """The name of which :func:`file_name_of` made ``file_name``; of a long name the beginning."""
     return unquote(file_name)
 
 

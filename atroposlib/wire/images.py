@@ -44,7 +44,7 @@ def is_picture(url: Any) -> bool:
 
 
 def picture_problem(url: Any) -> str | None:
-    """Why ``url`` is no data URL of a picture; None if it is one."""
+    """Why ``url`` is no data URL of a picture; None for such a URL."""
     if not isinstance(url, str):
         return f"it is no text, but {type(url).__name__}"
     if not url.startswith("data:"):
@@ -73,7 +73,7 @@ def picture_url(part: Any) -> Any:
 
 
 def image_source(part: Any) -> dict[str, Any] | None:
-    """Content of a part that is an image, with the key ``url``; None for a part of another kind.
+    """Content of a part that is an image, with the key ``url``; None for a part of a different kind.
 
     Of OpenAI's chats and responses, of Anthropic's messages, and of transformers.
     """

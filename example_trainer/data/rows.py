@@ -118,7 +118,7 @@ class Row:
 
 
 def _rounded(logprob: float) -> float:
-    """0 for the logprob of a sure token that rounding puts a little above 0, where it means absent."""
+    """0 for the logprob of a sure token, which rounding puts a little above 0: above 0 means absent."""
     return 0.0 if 0 < logprob <= MAX_LOGPROB else logprob
 
 

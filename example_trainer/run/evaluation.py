@@ -149,7 +149,7 @@ def read_record(path: Path) -> Evaluation | None:
 
 
 def read_result(name: str, path: Path) -> Measured:
-    """Read the result of a program that ended well; failed if its file holds no number.
+    """Read the result of a program that ended well; failed if the file holds no number.
 
     A figure that is NaN or infinite is no result, and is named as a problem.
     """
@@ -223,7 +223,7 @@ def unusable_figures(document: Mapping[str, Any]) -> list[str]:
 
 
 def results_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The results of a metrics file: of an environment's those of all tasks, without a prefix."""
+    """The results of a metrics file: of an environment the results of all tasks, without a prefix."""
     results = document.get("results")
     if not isinstance(results, dict):
         return document

@@ -266,7 +266,7 @@ class Curriculum:
             self._events = events
             return True
         logger.warning("%s: the curriculum begins anew: %s", self.label, change)
-        if self.sampler is not None:  # it may have taken over a part
+        if self.sampler is not None:  # a part may be taken over
             self.choose_from(self.sampler.tasks)
         self.open, self.counts = {}, GroupCounts()
         self._observed.clear()

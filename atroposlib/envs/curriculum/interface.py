@@ -141,7 +141,7 @@ class GroupGate(ABC):
         """Whether ``group`` is sent."""
 
     def refusal(self, group: ObservedGroup) -> str | None:
-        """Why ``group`` is not sent; None: it is."""
+        """Why ``group`` is not sent; None: the group is sent."""
         success = "none" if group.success is None else f"{group.success:.2f}"
         return None if self.admit(group) else f"{self.reason} (success {success})"
 

@@ -1,4 +1,4 @@
-"""Names of tasks and their numbers: whether a saved number still means the same task."""
+"""Names and numbers of tasks: whether a saved number still means the same task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIGEST_CHARS = 32
 
 
 class NamedTasks:
-    """A list of tasks by their names, computed when they are first asked for.
+    """A list of tasks by names, computed at the first question.
 
     A task is named by its ``id``, else by its content: a task whose text was corrected keeps its
     estimate.
@@ -29,7 +29,7 @@ class NamedTasks:
         return len(self._tasks)
 
     def digest(self) -> tuple[int, str]:
-        """Number of tasks, and the digest of their names in their order."""
+        """Number of tasks, and the digest of the names in order."""
         if self._digest is None:
             self._digest = self.digest_of_first(len(self._tasks))
         return len(self._tasks), self._digest
@@ -48,7 +48,7 @@ class NamedTasks:
             self._numbers[task_digest(task.content)] = task.number
 
     def number_of(self, item: Any) -> int | None:
-        """The number of the task that an item of a class is, also of one that an earlier life drew."""
+        """The number of the task that an item of a class is, also of a task that an earlier life drew."""
         digest = task_digest(item)
         if digest not in self._numbers and not self._knows_all:
             self._knows_all = True
@@ -58,7 +58,7 @@ class NamedTasks:
 
 
 def change_of(tasks: NamedTasks, count: int, digest: str) -> str | None:
-    """Why the numbers of an earlier list of ``count`` tasks mean other tasks; None: they do not.
+    """Why the numbers of an earlier list of ``count`` tasks mean different tasks; None: the same tasks.
 
     Tasks that were added behind the earlier tasks change no number.
     """

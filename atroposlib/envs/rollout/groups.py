@@ -430,9 +430,9 @@ def task_digest(item: Any) -> str:
 
 
 def is_placed(item: Any) -> bool:
-    """Whether an item is that of a function: a task with its place in the data.
+    """Whether an item belongs to a function: a task with a place in the data.
 
-    A class may hand out mappings with a field ``task`` of their own, equal in many items.
+    A class may hand out mappings with a field ``task``, equal in many items.
     """
     return isinstance(item, Mapping) and PLACED_KEYS <= item.keys()
 

@@ -1,4 +1,4 @@
-"""Files of pictures as RGB, as a viewer shows them.
+"""Files of pictures as RGB, as viewers show pictures.
 
 bytes -> size and depth are checked -> decoded -> turned -> what is transparent is white
 """
@@ -23,10 +23,10 @@ PICTURE_FAILURES = (OSError, SyntaxError, ValueError, Warning)
 
 
 def open_picture(data: bytes) -> Image:
-    """RGB picture of a PNG, JPEG or WebP file, as a viewer shows it.
+    """RGB picture of a PNG, JPEG or WebP file, as viewers show the file.
 
-    It is turned by its EXIF orientation, and what is transparent is white, as in browsers and
-    vLLM. Of an animation it is the first frame.
+    The EXIF orientation turns the picture, and transparent parts are white, as in browsers and
+    vLLM. Of an animation the first frame is read.
 
     Raises PictureError: the data is no picture, too large, or has more than 8 bits per channel.
     """

@@ -66,7 +66,7 @@ class PictureInputs:
 @dataclass(frozen=True)
 class _Pixels:
     tensors: Mapping[str, Tensor]
-    placeholders: list[int]  # tokens of each picture; a single sum if they are not known apart
+    placeholders: list[int]  # tokens of each picture; a single sum if not known apart
 
 
 class PictureReader:
