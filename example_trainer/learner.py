@@ -126,7 +126,7 @@ def training_rows(
     policy: Policy,
     state: TrainerState,
 ) -> TrainingBatch:
-    """Rows of the groups of a batch; warns of what is missing in them."""
+    """Rows of the groups of a batch; warns of what is missing in the rows."""
     own = algorithms_of(settings)
     own_G = [own.get(named_environment(group) or "", settings) for group in groups]
     batch = to_rows(

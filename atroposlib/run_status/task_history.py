@@ -25,7 +25,7 @@ ORDERS = ("hardest", "easiest", "newest", "useful")
 RETIRED = ("too_easy", "too_hard")  # pools whose tasks are drawn seldom
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a page holds such numbers exactly
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # exact in a page
 Name = Annotated[str, msgspec.Meta(max_length=400)]
 
 

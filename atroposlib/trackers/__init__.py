@@ -42,7 +42,7 @@ def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
 
 
 def known_trackers(names: Sequence[str]) -> list[str]:
-    """``names``, for validators of settings. Raises ConfigError: one is unknown."""
+    """``names``, for validators of settings. Raises ConfigError: a name is unknown."""
     return [plugins.valid_name(plugins.TRACKER, name, TRACKERS) for name in names]
 
 

@@ -44,7 +44,7 @@ def is_picture(url: Any) -> bool:
 
 
 def picture_problem(url: Any) -> str | None:
-    """Why ``url`` is no data URL of a picture; None for such a URL."""
+    """Why ``url`` is no data URL of a picture; None: ``url`` is a data URL."""
     if not isinstance(url, str):
         return f"it is no text, but {type(url).__name__}"
     if not url.startswith("data:"):
@@ -65,7 +65,7 @@ def picture_problem(url: Any) -> str | None:
 
 
 def picture_url(part: Any) -> Any:
-    """Address in a content part of type ``image_url``; None for any other part."""
+    """Address in a content part of type ``image_url``; None for a part of a different type."""
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return None
     image = part.get("image_url")

@@ -178,7 +178,7 @@ def to_rows(
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     unfit: set[str | None] = (
         set()
-    )  # environments whose pictures do not fit: one is noted of each
+    )  # environments whose pictures do not fit: a row of each is noted
     for number, group in enumerate(groups):
         rules = _Rules(max_tokens, needs_G[number], unknown_temperature)
         pictured = has_images(group.images)

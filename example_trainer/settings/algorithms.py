@@ -158,7 +158,7 @@ def mixing_of(settings: ObjectiveSettings) -> str:
     return "tokens" if settings.loss_aggregation == "token" else "sequences"
 
 
-# Names of settings, whether the settings contradict each other, and why.
+# Names of settings, whether the settings contradict, and why.
 Check = tuple[tuple[str, ...], bool, str]
 
 

@@ -41,7 +41,7 @@ class ObservedGroup:
         None  # mean score, 0 at ``floor`` and 1 at ``best``; None: it failed
     )
     tokens: int = 0  # trained tokens of all rows
-    version: int = 0  # newest policy version that sampled them
+    version: int = 0  # newest policy version of the rows
 
     @property
     def is_useful(self) -> bool:

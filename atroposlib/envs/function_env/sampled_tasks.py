@@ -38,7 +38,7 @@ class SampledTasks:
 def task_source_of(
     source: Indexed | Stream, curriculum: Curriculum, epochs: int
 ) -> Indexed | Stream | SampledTasks:
-    """``source``, or with a sampler other than uniform the choice of the sampler from its rows.
+    """``source``, or with any sampler but uniform the choice of the sampler from the rows.
 
     Raises ConfigError: the data set has no length.
     """

@@ -57,7 +57,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class SampleJournal:
-    """The journal of one process; without an open file every method does nothing.
+    """The journal of a process; without an open file every method does nothing.
 
     Args:
         label: name of the environment; a restarted process takes the journals of its name.
@@ -81,7 +81,7 @@ class SampleJournal:
     # --- lives ------------------------------------------------------------------------
 
     def start(self, folder: Path, run_id: str, limit_bytes: int) -> LeftWork:
-        """Open a journal in ``folder``, take over those that earlier lives left there.
+        """Open a journal in ``folder``, take over journals that earlier lives left there.
 
         Raises OSError: the file system refuses.
         """
@@ -149,7 +149,7 @@ class SampleJournal:
         return self._left.has_requeued and self._left.is_repetition(task_digest(item))
 
     def name_of(self, item: Any) -> str | None:
-        """The rollout of an earlier life or of the backlog that ``item`` continues, if there is one.
+        """The rollout of an earlier life or of the backlog that ``item`` continues, or None.
 
         Samples of a task that has changed since are dropped.
         """
@@ -188,7 +188,7 @@ class SampleJournal:
             )
 
     def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]:
-        """Record items that the rollout ``parent`` returned for the backlog, and return them.
+        """Record and return items that the rollout ``parent`` returned for the backlog.
 
         A next life repeats a rollout whose groups were not posted yet. What it returned for the
         backlog before is under way by then, and is left out.
@@ -225,7 +225,7 @@ class SampleJournal:
             self.file.write(RolloutRepeated(name))
 
     def go_on(self, name: str) -> None:
-        """Let the next attempt at the item use the finished samples of this one."""
+        """Let the next attempt at the item use the finished samples of this attempt."""
         rollout = self._open.get(name)
         if rollout is not None:
             rollout.go_on()
@@ -255,7 +255,7 @@ class SampleJournal:
     async def kept_or_drawn(
         self, draw: Callable[[], Awaitable[Value]], form: SampleForm[Value]
     ) -> Value:
-        """A sample that an earlier life or attempt left for this rollout, else a new one, kept."""
+        """A sample that an earlier life or attempt left for this rollout, else a new sample, kept."""
         rollout = rollout_here()
         if rollout is None or self.file is None:
             return await draw()

@@ -313,7 +313,7 @@ def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | No
 def _split_shared(
     params: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The entries equal in all mappings, and the other entries of each mapping."""
+    """The entries equal in all mappings, and the remaining entries of each mapping."""
     first = params[0] if params else {}
     shared = {
         k: v for k, v in first.items() if all(k in row and row[k] == v for row in params)

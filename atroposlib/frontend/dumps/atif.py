@@ -23,7 +23,7 @@ from atroposlib.frontend.dumps.samples import (
 )
 from atroposlib.wire.numbers import finite_float
 
-ROLES = {"agent": "assistant"}  # other sources are roles
+ROLES = {"agent": "assistant"}  # further sources are roles
 
 
 def is_trajectory(record: Record) -> bool:

@@ -89,7 +89,7 @@ def is_rollout(record: Record) -> bool:
 
 
 def rollout_sample(record: Record, step: int | None) -> DumpSample:
-    """The sample of a line; tokens are those of a rollout with a single call."""
+    """The sample of a line; tokens are of a rollout with a single call."""
     calls = record.get("trajectory") or []
     tokens = (calls[0].get("tokens") if len(calls) == 1 else None) or {}
     before, after = (
