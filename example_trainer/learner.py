@@ -19,11 +19,11 @@ import torch
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.tokenizers.vocabulary import vocabulary_map
-from atroposlib.wire import ClaimedBatch, ScoredData
+from atroposlib.wire import MASKED_LOGPROB, MAX_LOGPROB, ClaimedBatch, ScoredData
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare_parts
 from example_trainer.advantage.roles import RoleBaselines
-from example_trainer.data.rows import Row, TrainingBatch, to_rows
+from example_trainer.data.rows import Row, TrainingBatch, at_trained, to_rows
 from example_trainer.data.sampling import at_temperature, named_environment
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.losses.teacher_fields import lacking_rows, taught_environments
@@ -126,7 +126,7 @@ def training_rows(
     policy: Policy,
     state: TrainerState,
 ) -> TrainingBatch:
-    """Rows of the groups of a batch; warns of what is missing in them."""
+    """Rows of the groups of a batch; warns of what is missing in the rows."""
     own = algorithms_of(settings)
     own_G = [own.get(named_environment(group) or "", settings) for group in groups]
     batch = to_rows(
@@ -153,16 +153,29 @@ def training_rows(
 
 
 def require_known_candidates(rows: Sequence[Row], vocab_size: int) -> None:
-    """Raise InvalidGroup for a teacher's token that the policy has no logit for."""
+    """Raise InvalidGroup for a teacher's token that the policy has no logit for, or for no logprob."""
     for row in rows:
-        largest = max((max(ids) for ids in row.teacher_ids or () if ids), default=0)
-        if largest >= vocab_size:
-            raise InvalidGroup(
-                "distill_token_ids",
-                f" of group {row.group}",
-                f"token {largest} of the teacher is beyond the {vocab_size} tokens of the policy:"
-                " leave such tokens out (env.teacher does), or use a teacher of its vocabulary",
-            )
+        if problem := candidate_problem(row, vocab_size):
+            raise InvalidGroup("distill_token_ids", f" of group {row.group}", problem)
+
+
+def candidate_problem(row: Row, vocab_size: int) -> str | None:
+    """Why the tokens of a teacher cannot be used at the trained tokens of a row."""
+    largest = max((max(ids) for ids in row.teacher_ids or () if ids), default=0)
+    if largest >= vocab_size:
+        return (
+            f"token {largest} of the teacher is beyond the {vocab_size} tokens of the policy:"
+            " leave such tokens out (env.teacher does), or use a teacher of its vocabulary"
+        )
+    ids_T = at_trained(row, row.teacher_ids) if row.teacher_ids else []
+    smallest = min((min(ids) for ids in ids_T if ids), default=0)
+    if smallest < 0:
+        return f"token {smallest} of the teacher is no token: leave such entries out"
+    logprobs_T = at_trained(row, row.teacher_logprobs) if row.teacher_logprobs else []
+    for value in (max(logprobs) for logprobs in logprobs_T if logprobs):
+        if value > MAX_LOGPROB and value != MASKED_LOGPROB:
+            return f"distill_logprobs has {value:g}, which is no logprob: it is 0 or less"
+    return None
 
 
 class Learner:

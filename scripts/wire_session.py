@@ -10,11 +10,12 @@ import json
 import re
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from msgspec import structs
 
 from atroposlib.api.archive import token_balance
 from atroposlib.api.common.records import MAX_DELIVERIES
@@ -378,7 +379,9 @@ async def _on_disk() -> dict[str, Exchange]:
     with tempfile.TemporaryDirectory() as folder:
         history = Path(folder) / FOLDER / "gsm8k_0.jsonl"
         history.parent.mkdir()
-        history.write_text("".join(json.dumps(asdict(line)) + "\n" for line in OBSERVED))
+        history.write_text(
+            "".join(json.dumps(structs.asdict(line)) + "\n" for line in OBSERVED)
+        )
         s = Session("sqlite", data_dir=Path(folder) / "queue", archive_bytes=2**30)
         await s.say(None, "POST", "/register", TRAINER)
         games = [{"won": 1.0, **AGAINST}, {"won": 0.0, **AGAINST}]

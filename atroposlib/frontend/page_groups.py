@@ -7,7 +7,6 @@ fields of a file are left out. Pure.
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED
 from atroposlib.wire.explore import GroupRow, GroupView, RowView, TokenColumns
 from atroposlib.wire.images import picture_url, pictures_of
+from atroposlib.wire.numbers import finite_float
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ def _sample(group: Mapping[str, Any], g: int) -> Sample:
     named = _row_of(_about(group), "named_rewards", g)
     masks = _row_of(group, "masks", g)
     return Sample(
-        _number(_row_of(group, "scores", g)),
-        {str(k): _number(v) for k, v in named.items()} if isinstance(named, dict) else {},
+        finite_float(_row_of(group, "scores", g)),
+        {str(k): finite_float(v) for k, v in named.items()} if isinstance(named, dict) else {},
         str(_row_of(group, "finish_reasons", g) or ""),
         sum(label != MASKED for label in masks) if masks else None,
     )
@@ -212,9 +212,3 @@ def _row_of(fields: Mapping[str, Any], name: str, g: int) -> Any:
     """The entry of row ``g`` in the list ``name``; None where the list has none."""
     values = fields.get(name)
     return values[g] if isinstance(values, list) and g < len(values) else None
-
-
-def _number(score: Any) -> float | None:
-    """Score as a number; None for values of another kind."""
-    known = isinstance(score, (int, float)) and math.isfinite(score)
-    return float(score) if known else None

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+
+from atroposlib.utils.io import name_of_file
 
 FOLDER = "env_curriculum"  # a folder in the trainer's
 OLDER = ".1"  # suffix of the file before the current file
@@ -22,17 +25,20 @@ ORDERS = ("hardest", "easiest", "newest", "useful")
 RETIRED = ("too_easy", "too_hard")  # pools whose tasks are drawn seldom
 
 
-@dataclass(frozen=True)
-class HistoryLine:
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # exact in a page
+Name = Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class HistoryLine(msgspec.Struct, frozen=True, gc=False):
     """A group of a task, as the history has it."""
 
-    step: int
-    task: str
-    success: float | None
+    step: Count
+    task: Name
+    success: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
     useful: bool
-    tokens: int
-    version: int = 0
-    pool: str | None = None  # the pool after the group
+    tokens: Count
+    version: Count = 0
+    pool: Name | None = None  # the pool after the group
 
 
 _LINE = msgspec.json.Decoder(HistoryLine)
@@ -107,28 +113,38 @@ def history_lines(path: Path) -> Iterator[HistoryLine]:
                     continue
 
 
-def env_tasks(env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0]) -> EnvTasks:
-    """Summary of the lines of an environment, its tasks in this order."""
-    tasks = tasks_by_order(summaries(lines), order)
+def env_tasks(
+    env: str, lines: Sequence[HistoryLine], order: str = ORDERS[0], most: int | None = None
+) -> EnvTasks:
+    """Summary of the lines of an environment, and the first ``most`` tasks in this order."""
+    last_step = max((line.step for line in lines), default=0)
+    of_task: dict[str, list[HistoryLine]] = {}
+    for line in lines:
+        of_task.setdefault(line.task, []).append(line)
+    names = sorted(of_task, key=lambda name: (_order_key(of_task[name], order), name))
     scored = [line for line in lines if line.success is not None]
-    retired = Counter(task.pool for task in tasks if task.pool in RETIRED)
+    retired = Counter(own[-1].pool for own in of_task.values() if own[-1].pool in RETIRED)
     return EnvTasks(
         env=env,
         groups=len(scored),
         useful=sum(line.useful for line in scored),
         tokens=sum(line.tokens for line in scored),
-        n_tasks=len(tasks),
+        n_tasks=len(names),
         retired={pool: retired[pool] for pool in RETIRED if retired},
         parts=run_parts(scored),
-        tasks=tasks,
+        tasks=[_summary(name, of_task[name], last_step) for name in names[:most]],
     )
 
 
 def task_page(places: Sequence[Path], env: str | None, order: str, most: int) -> TaskPage:
     """Environments of a run, or the environment ``env``, with at most ``most`` tasks each."""
-    files = [file for file in history_files(places) if env in (None, file.stem)]
-    read = (env_tasks(file.stem, list(history_lines(file)), order) for file in files)
-    return TaskPage([replace(own, tasks=own.tasks[:most]) for own in read])
+    named = [(name_of_file(file.stem), file) for file in history_files(places)]
+    read = (
+        env_tasks(name, list(history_lines(file)), order, most)
+        for name, file in named
+        if env in (None, name)
+    )
+    return TaskPage(list(read))
 
 
 def run_part_of(step: int, last_step: int) -> int:
@@ -159,12 +175,21 @@ def mean_success(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def summaries(lines: Sequence[HistoryLine]) -> list[TaskSummary]:
-    last_step = max((line.step for line in lines), default=0)
-    of_task: dict[str, list[HistoryLine]] = {}
-    for line in lines:
-        of_task.setdefault(line.task, []).append(line)
-    return [_summary(name, own, last_step) for name, own in of_task.items()]
+def _order_key(lines: Sequence[HistoryLine], order: str) -> float:
+    """Sorts a task by success, by its last step, or by its number of useful groups."""
+    if order == "newest":
+        return -lines[-1].step
+    if order == "useful":
+        return -sum(line.useful for line in lines)
+    success = recent_success([line.success for line in lines if line.success is not None])
+    if success is None:  # last
+        return 2.0
+    return success if order == "hardest" else -success
+
+
+def recent_success(values: Sequence[float]) -> float | None:
+    """Mean success of the last third of the groups of a task."""
+    return mean_success(values[-max(1, len(values) // 3) :])
 
 
 def _summary(name: str, lines: Sequence[HistoryLine], last_step: int) -> TaskSummary:
@@ -179,26 +204,9 @@ def _summary(name: str, lines: Sequence[HistoryLine], last_step: int) -> TaskSum
         failed=len(lines) - len(values),
         useful=sum(line.useful for line in lines),
         tokens=sum(line.tokens for line in lines),
-        success=mean_success(values[-max(1, len(values) // 3) :]),
+        success=recent_success(values),
         first_success=values[0] if values else None,
         last_step=lines[-1].step,
         pool=lines[-1].pool,
         over_steps=[mean_success(in_part.get(part, ())) for part in range(PARTS)],
     )
-
-
-def tasks_by_order(tasks: Sequence[TaskSummary], order: str) -> list[TaskSummary]:
-    """Tasks by success, by their last step, or by their number of useful groups."""
-
-    def key(task: TaskSummary) -> float:
-        # A task without any success known is last.
-        success = 2.0 if task.success is None else task.success
-        sizes = {
-            "hardest": success,
-            "easiest": -success if task.success is not None else 1.0,
-            "newest": -task.last_step,
-            "useful": -task.useful,
-        }
-        return sizes[order]
-
-    return sorted(tasks, key=lambda task: (key(task), task.task))

@@ -42,14 +42,18 @@ def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
 
 
 def known_trackers(names: Sequence[str]) -> list[str]:
-    """``names``, for validators of settings. Raises ConfigError: one is unknown."""
+    """``names``, for validators of settings. Raises ConfigError: a name is unknown."""
     return [plugins.valid_name(plugins.TRACKER, name, TRACKERS) for name in names]
 
 
 def finite_number(value: Any) -> float | None:
     """``value`` as a number; None for anything else, a truth value and NaN included."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # 1 with 400 zeros
+        return None
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

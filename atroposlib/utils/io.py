@@ -1,4 +1,4 @@
-"""Files that appear whole, and JSON bodies of aiohttp-style HTTP responses."""
+"""Files that appear whole, names of files, and JSON bodies of aiohttp-style HTTP responses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.text.lines import encodable
@@ -19,6 +20,8 @@ DISK_RESERVE_BYTES = (
     48 * 2**20
 )  # free space that the rollout API leaves on the disk of its store
 BLOCK_BYTES = 4 * 2**20  # of a file that is read in parts
+NAME_CHARS = 120  # of a file name; file systems take 255 bytes, and suffixes follow
+NAME_DIGEST_CHARS = 12
 
 
 def existing_folder(folder: Path) -> Path:
@@ -82,6 +85,23 @@ def file_sha256(path: Path) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_name_of(name: str) -> str:
+    """The file name of an environment's ``name``: different names have different file names.
+
+    Example: file_name_of("math/easy") == "math%2Feasy"
+    """
+    quoted = quote(name, safe="", errors="surrogatepass")
+    if len(quoted) <= NAME_CHARS:
+        return quoted
+    digest = hashlib.sha256(quoted.encode()).hexdigest()[:NAME_DIGEST_CHARS]
+    return f"{quoted[: NAME_CHARS - NAME_DIGEST_CHARS - 1]}~{digest}"
+
+
+def name_of_file(file_name: str) -> str:
+    """The name of which :func:`file_name_of` made ``file_name``; of a long name the beginning."""
+    return unquote(file_name)
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

@@ -32,21 +32,87 @@ REFERENCE_CHARACTERS = len(REFERENCE) + 64
 _DATA_URLS = (
     "data URL of PNG, JPEG or WebP of at most 8 MB, such as data:image/png;base64,iVBOR..."
 )
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
+_HEAD = re.compile(r"data:image/(?:png|jpe?g|webp);base64,")
+_DATA_URL = re.compile(_HEAD.pattern + r"[A-Za-z0-9+/]+={0,2}")
+TEXT_PARTS = ("text", "input_text", "output_text")
+HEAD_CHARACTERS = 40  # of a data URL, in an error
 
 
 def is_picture(url: Any) -> bool:
     """Whether ``url`` is a data URL of PNG, JPEG or WebP of at most 8 MB."""
-    fits = isinstance(url, str) and len(url) <= MAX_PICTURE_CHARACTERS
-    return fits and _DATA_URL.fullmatch(url) is not None
+    return picture_problem(url) is None
+
+
+def picture_problem(url: Any) -> str | None:
+    """Why ``url`` is no data URL of a picture; None: ``url`` is a data URL."""
+    if not isinstance(url, str):
+        return f"it is no text, but {type(url).__name__}"
+    if not url.startswith("data:"):
+        return "it is never fetched from an address, so send the data itself"
+    head = _HEAD.match(url)
+    if head is None:
+        return f"it begins with {url[:HEAD_CHARACTERS]!r}"
+    if len(url) > MAX_PICTURE_CHARACTERS:
+        return f"it has {len(url)} characters, at most {MAX_PICTURE_CHARACTERS}"
+    if _DATA_URL.fullmatch(url) is not None:
+        return None
+    data = url[head.end() :]
+    if any(map(str.isspace, data)):
+        return "its base64 has spaces or line ends: use base64.b64encode, not encodebytes"
+    if "-" in data or "_" in data:
+        return "its base64 is of the alphabet for URLs: use base64.b64encode"
+    return "its base64 has other characters, or is empty"
 
 
 def picture_url(part: Any) -> Any:
-    """Address in a content part of type ``image_url``; None for any other part."""
+    """Address in a content part of type ``image_url``; None for a part of a different type."""
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return None
     image = part.get("image_url")
     return image.get("url") if isinstance(image, dict) else image
+
+
+def image_source(part: Any) -> dict[str, Any] | None:
+    """Content of a part that is an image, with the key ``url``; None for a part of a different kind.
+
+    Of OpenAI's chats and responses, of Anthropic's messages, and of transformers.
+    """
+    if not isinstance(part, Mapping):
+        return None
+    kind, source = part.get("type"), part.get("image_url")
+    if kind == "image":
+        source = part.get("image") or part.get("url") or part.get("source") or {}
+        if isinstance(source, Mapping) and source.get("type") == "base64":
+            source = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    elif kind not in ("image_url", "input_image"):
+        return None
+    return dict(source) if isinstance(source, Mapping) else {"url": source}
+
+
+def text_or_parts(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """The text of a list of content parts; with pictures a list of parts text and image_url.
+
+    Raises PictureError: the content is no list, or a part is neither a text nor a picture.
+    """
+    if not isinstance(content, list):
+        raise PictureError(f"{where}.content: a string or a list of parts")
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if (image := image_source(part)) is not None:
+            if (problem := picture_problem(image.get("url"))) is not None:
+                raise PictureError(f"{where}.content: a picture is a {_DATA_URLS}: {problem}")
+            parts.append({"type": "image_url", "image_url": image})
+        elif kind in TEXT_PARTS:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            parts.append({"type": "text", "text": str(text or "")})
+        else:
+            raise PictureError(
+                f"{where}.content: a part of type {kind!r} is not text, so it has no tokens here"
+            )
+    if any(map(_is_image, parts)):
+        return parts
+    return "".join(part["text"] for part in parts)
 
 
 def message_has_pictures(message: Mapping[str, Any]) -> bool:
@@ -71,8 +137,8 @@ def split_pictures(
         for part in parts:
             if _is_image(part):
                 url = picture_url(part)
-                if not is_picture(url):
-                    raise PictureError(f"a picture is a {_DATA_URLS}; no address is fetched")
+                if (problem := picture_problem(url)) is not None:
+                    raise PictureError(f"a picture is a {_DATA_URLS}: {problem}")
                 pictures.append(picture_bytes(url))
                 kept.append({"type": "image"})
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -170,14 +236,14 @@ def picture_bytes(text: Any) -> bytes:
 
     Raises PictureError: the text is neither, or too long.
     """
+    is_bare = isinstance(text, str) and ":" not in text and len(text) <= MAX_PICTURE_CHARACTERS
+    problem = None if is_bare else picture_problem(text)
     try:
-        if not isinstance(text, str) or len(text) > MAX_PICTURE_CHARACTERS:
-            raise ValueError
-        if text.startswith("data:") and not is_picture(text):
-            raise ValueError
-        return base64.b64decode(text.rpartition(",")[2], validate=True)
-    except ValueError:
-        raise PictureError(f"an image is no {_DATA_URLS}") from None
+        if problem is None:
+            return base64.b64decode(text.rpartition(",")[2], validate=True)
+    except ValueError as error:
+        problem = str(error)
+    raise PictureError(f"an image is no {_DATA_URLS}: {problem}")
 
 
 def check_images(text: bytes | memoryview) -> None:

@@ -42,7 +42,8 @@ IMAGES = (
     "groups with images are left out and acked (dropped_images): this trainer reads tokens only,"
     " and would train on image tokens without their pictures"
 )
-ReadPictures = Callable[[Sequence[int], Sequence[bytes]], "PictureInputs"]
+ReadPictures = Callable[[Sequence[int], Sequence[bytes]], "PictureInputs | None"]
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Row:
             at_trained(self, self.teacher_logprobs),
         )
         return [
-            logprobs[ids.index(label)] if label in ids else MASKED_LOGPROB
+            _rounded(logprobs[ids.index(label)]) if label in ids else MASKED_LOGPROB
             for label, ids, logprobs in entries
         ]
 
@@ -114,6 +115,11 @@ class Row:
     def comparable_versions(self) -> list[int]:
         """Version of every trained token; -1 if its logprob is not comparable."""
         return at_trained(self, sampling.comparable_versions(self.versions, self.spans))
+
+
+def _rounded(logprob: float) -> float:
+    """0 for the logprob of a sure token, which rounding puts a little above 0: above 0 means absent."""
+    return 0.0 if 0 < logprob <= MAX_LOGPROB else logprob
 
 
 def unsampled_row(tokens: list[int], group: str, labels: list[int] | None = None) -> Row:
@@ -170,6 +176,9 @@ def to_rows(
     if isinstance(needs_G, bool):
         needs_G = [needs_G] * len(groups)
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
+    unfit: set[str | None] = (
+        set()
+    )  # environments whose pictures do not fit: a row of each is noted
     for number, group in enumerate(groups):
         rules = _Rules(max_tokens, needs_G[number], unknown_temperature)
         pictured = has_images(group.images)
@@ -189,14 +198,16 @@ def to_rows(
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
             row = _row(group, g, key, rules, batch, own)
-            if pictured and read_pictures is not None:
+            if read_pictures is not None:
                 try:
                     row = replace(
                         row, pictures=_pictures(group, g, key, images, read_pictures)
                     )
                 except InvalidGroup as error:
                     batch.counts["dropped_pictures"] += 1
-                    batch.notes.add(str(error))
+                    if (name := sampling.named_environment(group)) not in unfit:
+                        batch.notes.add(str(error))
+                    unfit.add(name)
                     continue
             batch.rows.append(replace(row, place=(number, g)))
     return batch
@@ -206,9 +217,14 @@ def _pictures(
     group: ScoredData, g: int, key: str, images: GroupImages, read_pictures: ReadPictures
 ) -> PictureInputs | None:
     """Pictures of a row; None if it has none. Raises InvalidGroup: they do not fit its tokens."""
+    tokens, mask = group.tokens[g], group.masks[g]
     try:
-        pictures = images.of_row(g)
-        return read_pictures(group.tokens[g], pictures) if pictures else None
+        if pictures := images.of_row(g):
+            return read_pictures(tokens, pictures)
+        # Of a row of text what was sampled is text in any case.
+        return read_pictures(
+            [t if m == MASKED else NO_TOKEN for t, m in zip(tokens, mask)], []
+        )
     except PictureError as error:
         name = sampling.named_environment(group) or "unnamed"
         where = f"[{g}] of group {key} of environment {name}"

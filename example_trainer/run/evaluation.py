@@ -14,12 +14,13 @@ A failed evaluation has no number: it is counted.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from atroposlib.trackers import finite_numbers
 
 RESULTS = "metrics.json"
 PARTIAL_RESULTS = Path("partial") / RESULTS  # written by an environment while it evaluates
@@ -148,37 +149,44 @@ def read_record(path: Path) -> Evaluation | None:
 
 
 def read_result(name: str, path: Path) -> Measured:
-    """Read the result of a program that ended well; failed if its file holds no number."""
+    """Read the result of a program that ended well; failed if the file holds no number.
+
+    A figure that is NaN or infinite is no result, and is named as a problem.
+    """
     try:
         document = read_document(path, is_environment=bool(name))
-    except (OSError, ValueError) as error:
+        numbers = evaluation_numbers(document)
+        samples = path.with_name(SAMPLES)
+        if numbers and name and "items" not in numbers and samples.is_file():
+            numbers["items"] = float(samples.read_bytes().count(b"\n"))
+    except (OSError, ValueError, RecursionError) as error:
         return Measured(name, EvaluationOutcome.FAILED, problem=str(error))
-    if not (numbers := evaluation_numbers(document)):
-        return Measured(name, EvaluationOutcome.FAILED, problem=f"{path} holds no number")
-    samples = path.with_name(SAMPLES)
-    if name and "items" not in numbers and samples.is_file():
-        numbers["items"] = float(samples.read_bytes().count(b"\n"))
-    return Measured(name, EvaluationOutcome.DONE, numbers, errors_of(document))
+    unusable = ", ".join(unusable_figures(document))
+    problem = f"{path}: {unusable}: NaN or infinite" if unusable else None
+    if not numbers:
+        return Measured(
+            name, EvaluationOutcome.FAILED, problem=problem or f"{path} holds no number"
+        )
+    return Measured(
+        name, EvaluationOutcome.DONE, numbers, errors_of(document), problem=problem
+    )
 
 
 def read_partial(name: str, path: Path, problem: str) -> Measured:
     """Read what a program had done when it was ended; failed if that is nothing."""
     try:
         document = read_document(path, is_environment=True)
-        numbers, of_tasks = (
-            evaluation_numbers(document),
-            document["config_general"]["partial_of"],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return Measured(
-            name, EvaluationOutcome.FAILED, problem=f"{problem}, without partial results"
-        )
-    if not numbers.get("items"):
+        numbers = evaluation_numbers(document)
+        of_tasks = int(document["config_general"]["partial_of"])
+        has_items = bool(numbers.get("items"))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        has_items = False
+    if not has_items:
         return Measured(
             name, EvaluationOutcome.FAILED, problem=f"{problem}, without partial results"
         )
     return Measured(
-        name, EvaluationOutcome.PARTIAL, numbers, errors_of(document), int(of_tasks), problem
+        name, EvaluationOutcome.PARTIAL, numbers, errors_of(document), of_tasks, problem
     )
 
 
@@ -205,22 +213,33 @@ def evaluation_numbers(document: Mapping[str, Any]) -> dict[str, float]:
     Of a file in the format of the environments (``{"results": {"atropos|task|0": ..., "all":
     ...}}``) only the results are read; results of all tasks together get no prefix.
     """
-    if isinstance(document.get("results"), dict):
-        document = dict(document["results"])
-        document.update(document.pop("all", None) or {})
-    return dict(_numbers(document, ""))
+    return finite_numbers(dict(_figures(results_in(document), "")))
+
+
+def unusable_figures(document: Mapping[str, Any]) -> list[str]:
+    """Names of figures of a metrics file that are NaN or infinite."""
+    figures = dict(_figures(results_in(document), ""))
+    return sorted(figures.keys() - finite_numbers(figures).keys())
+
+
+def results_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results of a metrics file: of an environment the results of all tasks, without a prefix."""
+    results = document.get("results")
+    if not isinstance(results, dict):
+        return document
+    together = results.get("all")
+    return {**results, **together, "all": None} if isinstance(together, dict) else results
 
 
 def errors_of(document: Mapping[str, Any]) -> dict[str, float]:
     """The standard errors in a file of an environment."""
     errors = document.get("standard_errors")
-    return dict(_numbers(errors, "")) if isinstance(errors, dict) else {}
+    return finite_numbers(dict(_figures(errors, ""))) if isinstance(errors, dict) else {}
 
 
-def _numbers(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def _figures(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, int | float]]:
     for name, value in document.items():
         if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}/")
+            yield from _figures(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            if math.isfinite(value):
-                yield f"{prefix}{name}", float(value)
+            yield f"{prefix}{name}", value

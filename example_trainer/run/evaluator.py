@@ -181,7 +181,8 @@ class Evaluator:
             self.failures += 1
             logger.warning(f"EVALUATION FAILED at step {evaluation.step}: {evaluation.why}")
         else:
-            logger.info(evaluation.line())
+            log = logger.warning if evaluation.why else logger.info
+            log(evaluation.line())
 
     # --- held, dir: in the background -----------------------------------------------------
 

@@ -25,6 +25,7 @@ from example_trainer.settings.loss import CLIPPED, LossName, ObjectiveSettings
 from example_trainer.settings.section import Section
 
 KEY = "algorithms"
+MAX_WEIGHT = 1e6  # as of a share of the batches
 REST = "rest"  # name of the rows whose environment has no entry
 # These settings belong to a model that all environments share, or to the rows of a batch.
 OF_THE_RUN = frozenset(
@@ -45,7 +46,9 @@ class Algorithm(ObjectiveSettings):
 
     model_config = ConfigDict(extra="forbid")
 
-    weight: float = Field(1.0, gt=0, description="factor of its loss")
+    weight: float = Field(
+        1.0, gt=0, le=MAX_WEIGHT, allow_inf_nan=False, description="factor of its loss"
+    )
     temperature: float | None = Field(
         None,
         ge=0,
@@ -155,7 +158,7 @@ def mixing_of(settings: ObjectiveSettings) -> str:
     return "tokens" if settings.loss_aggregation == "token" else "sequences"
 
 
-# Names of settings, whether the settings contradict each other, and why.
+# Names of settings, whether the settings contradict, and why.
 Check = tuple[tuple[str, ...], bool, str]
 
 

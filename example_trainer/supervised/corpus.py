@@ -25,6 +25,7 @@ from atroposlib.utils.tokenize_for_trainer import (
     shared_length,
 )
 from atroposlib.wire import MASKED
+from atroposlib.wire.images import text_or_parts
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.supervised.pictured import has_pictures, pictured_chat, pictured_rows
 from example_trainer.supervised.settings import CorpusSettings
@@ -250,4 +251,13 @@ def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
         for message in messages
     ):
         raise ConfigError(f"{key!r} has to be a list of messages with role and content")
-    return messages
+    try:
+        return [
+            # A template would write a list of parts as it is, or leave out unknown parts.
+            message
+            if isinstance(message["content"], str | None)
+            else {**message, "content": text_or_parts(message["content"], f"{key}[{i}]")}
+            for i, message in enumerate(messages)
+        ]
+    except PictureError as error:
+        raise ConfigError(str(error)) from error

@@ -101,7 +101,7 @@ def clipped_step(
     """Clip by the global norm, step, clear. Collective.
 
     A gradient that is not finite is discarded, because it would make every weight NaN. All
-    ranks have the same norm, so all ranks skip. The caller reports it.
+    ranks have the same norm, so all ranks skip, and a warning names the step.
 
     Returns:
         The L2 norm of the whole gradient before clipping, and whether it stepped.
@@ -119,6 +119,12 @@ def clipped_step(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, index, total_steps)
         optimizer.step()
+    elif model.world.is_rank0:
+        logger.warning(
+            "step %d: the gradient is not finite, so this update of the weights is left out"
+            " (updates_skipped): a loss, an advantage or a weight of algorithms is too large",
+            index,
+        )
     optimizer.zero_grad(set_to_none=True)
     return norm, finite
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
+from hypothesis import given, strategies as st
+from msgspec.structs import asdict
 
 from atroposlib.run_status.task_history import (
     FOLDER,
@@ -15,8 +18,7 @@ from atroposlib.run_status.task_history import (
     history_files,
     history_lines,
     run_part_of,
-    summaries,
-    tasks_by_order,
+    task_page,
 )
 
 LINES = [
@@ -29,7 +31,7 @@ LINES = [
 
 
 def test_a_task_has_its_success_over_the_parts_of_the_run():
-    [a, b, c] = summaries(LINES)
+    [a, b, c] = env_tasks("sums", LINES, "hardest").tasks
     assert (a.groups, a.useful, a.success, a.pool) == (2, 0, 0.0, "too_hard")
     assert (b.first_success, b.success, b.last_step) == (0.5, 1.0, 12)
     assert b.over_steps == [0.5, None, None, None, None, None, 1.0, None, None, None]
@@ -42,7 +44,9 @@ def test_a_task_has_its_success_over_the_parts_of_the_run():
     [("hardest", "abc"), ("easiest", "bac"), ("newest", "cba"), ("useful", "bac")],
 )
 def test_tasks_are_ordered(order, names):
-    assert "".join(task.task for task in tasks_by_order(summaries(LINES), order)) == names
+    tasks = env_tasks("sums", LINES, order).tasks
+    assert "".join(task.task for task in tasks) == names
+    assert env_tasks("sums", LINES, order, most=1).tasks == tasks[:1]
 
 
 def test_parts_have_the_pools_of_their_groups_and_retired_tasks_are_counted():
@@ -60,8 +64,8 @@ def test_parts_have_the_pools_of_their_groups_and_retired_tasks_are_counted():
 def test_a_file_is_read_with_the_file_before_it_and_without_what_is_no_line(tmp_path):
     path = tmp_path / FOLDER / "sums.jsonl"
     path.parent.mkdir()
-    entry = vars(LINES[1]) | {"new": 1}  # of a later version of the environment
-    path.with_name(f"sums.jsonl{OLDER}").write_text(json.dumps(vars(LINES[0])) + "\n")
+    entry = asdict(LINES[1]) | {"new": 1}  # of a later version of the environment
+    path.with_name(f"sums.jsonl{OLDER}").write_text(json.dumps(asdict(LINES[0])) + "\n")
     path.write_text(
         json.dumps(entry) + '\n\n[1]\n{"step": "x"}\n{"task": "\udcff"}\n{"step": 5',
         errors="surrogateescape",
@@ -69,3 +73,38 @@ def test_a_file_is_read_with_the_file_before_it_and_without_what_is_no_line(tmp_
     assert list(history_lines(path)) == LINES[:2]
     assert history_files([tmp_path / "none", tmp_path]) == [path]
     assert history_files([tmp_path / "none"]) == []
+
+
+VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400)
+FIELDS = ("step", "task", "success", "useful", "tokens", "version", "pool")
+
+
+@given(
+    st.lists(st.fixed_dictionaries(dict.fromkeys(FIELDS, VALUES)) | st.just(asdict(LINES[1])))
+)
+def test_any_line_is_counted_or_left_out_and_the_page_is_json(tmp_path_factory, lines):
+    folder = tmp_path_factory.mktemp("any", numbered=True)
+    (folder / FOLDER).mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / FOLDER / "a%2Fb.jsonl").write_text(text)
+    [own] = task_page([folder], "a/b", "hardest", 2).envs
+    assert own.env == "a/b" and len(own.tasks) <= 2
+    assert own.groups >= sum(line == asdict(LINES[1]) for line in lines)
+    assert msgspec.json.encode(own)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": 2**70},
+        {"success": -5.0},
+        {"success": 1000.0},
+        {"tokens": -1},
+        {"task": "x" * 1000},
+    ],
+)
+def test_a_line_that_no_environment_writes_is_left_out(tmp_path, change):
+    path = tmp_path / "sums.jsonl"
+    path.write_text(json.dumps(asdict(LINES[1]) | change) + "\n")
+    assert list(history_lines(path)) == []

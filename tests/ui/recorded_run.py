@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from atroposlib import wire
 from atroposlib.api.guards.tokens import TokenFile
@@ -177,7 +178,7 @@ def _write_tasks(folder: Path, hostile: str) -> None:
         for task, pool, successes in seen
         for at, success in enumerate(successes)
     ]
-    text = "".join(json.dumps(vars(line)) + "\n" for line in lines)
+    text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
     (folder / FOLDER / "gsm8k_0.jsonl").write_text(text)
 
 

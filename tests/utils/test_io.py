@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 
-from atroposlib.utils.io import parse_http_response, sync_path, whole_file, write_whole
+from atroposlib.utils.io import (
+    file_name_of,
+    name_of_file,
+    parse_http_response,
+    sync_path,
+    whole_file,
+    write_whole,
+)
 
 
 class Refused:
@@ -88,3 +96,18 @@ def test_files_and_folders_are_synced(tmp_path, monkeypatch):
     sync_path(tmp_path / "file")
     sync_path(tmp_path)
     assert len(synced) == 2
+
+
+@given(st.text(st.characters(), max_size=9), st.text(st.characters(), max_size=9))
+def test_different_names_have_different_files_in_the_folder(one, other):
+    files = file_name_of(one), file_name_of(other)
+    assert (one == other) == (files[0] == files[1])
+    assert "/" not in files[0] and files[0].isascii() and len(files[0]) <= 120
+    if one.isprintable() and len(files[0]) < 100:
+        assert name_of_file(files[0]) == one
+
+
+def test_long_names_end_in_a_digest():
+    one, other = "math " * 100 + "a", "math " * 100 + "b"
+    assert file_name_of(one) != file_name_of(other)
+    assert name_of_file(file_name_of(one)).startswith("math math ")

@@ -111,7 +111,7 @@ def test_contents_become_lists_of_parts_and_pictures_leave_in_order():
     ("part", "problem"),
     [
         ({"type": "image_url"}, "data URL"),
-        (picture_part("https://a.example/i.png"), "no address is fetched"),
+        (picture_part("https://a.example/i.png"), "never fetched"),
         ({"type": "audio"}, "a text or a picture"),
     ],
 )

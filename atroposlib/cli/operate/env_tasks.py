@@ -28,6 +28,7 @@ from atroposlib.run_status.task_history import (
 )
 from atroposlib.run_status.view import BARS
 from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.io import name_of_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="all tasks, a JSON object a line")
     options = parser.parse_args(argv)
     for path in histories_in(options.run):
-        own = env_tasks(path.stem, list(history_lines(path)), options.order)
+        own = env_tasks(name_of_file(path.stem), list(history_lines(path)), options.order)
         if options.json:
             for task in own.tasks:
                 print(json.dumps({"env": own.env, **asdict(task)}))

@@ -19,12 +19,10 @@ from typing import Any, cast
 from atroposlib.envs.curriculum.group_counts import GroupCounts
 from atroposlib.envs.curriculum.history import TaskHistory
 from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
-from atroposlib.envs.curriculum.observation import (
-    event_of,
-    group_of_event,
-    observed_group,
-)
+from atroposlib.envs.curriculum.observation import event_of, group_of_event, observed_group
 from atroposlib.envs.curriculum.registry import make_gate, make_sampler
+from atroposlib.envs.curriculum.score_range import score_range_of
+from atroposlib.envs.curriculum.task_names import NamedTasks, change_of
 from atroposlib.envs.journal.journal_records import (
     SamplerEvent,
     SamplerSaved,
@@ -32,12 +30,13 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_item,
 )
-from atroposlib.envs.rollout.groups import task_digest
+from atroposlib.envs.rollout.groups import is_placed
 from atroposlib.envs.settings.config import BaseEnvConfig
-from atroposlib.errors import ConfigError, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 EVENTS_APART = 512  # events between two snapshots in the journal
+CHECKED_AT = 4  # events after which the state is known to be storable, or not
 REMEMBERED = 1024  # observed rollouts that a restart may bring again
 UNCOUNTED = -1  # place of a draw of a class
 
@@ -59,21 +58,13 @@ class Curriculum:
     ) -> None:
         self.settings, self.label, self._record = config.curriculum, label, record
         self._seed = config.seed
-        low, high = self.settings.floor, self.settings.best
-        self._floor = score_range[0] if low is None else low
-        self._best = score_range[1] if high is None else high
-        if self.observes and not self._floor < self._best:
-            raise ConfigError(
-                f"{label}: curriculum.floor {self._floor:g} has to be below best {self._best:g}"
-            )
+        self._range = score_range_of(self.settings, score_range, label)
         gate = self.settings.gate
         self.gate: GroupGate | None = None if gate is None else make_gate(gate, env=label)
         self.sampler: TaskSampler | None = None
+        self.named = NamedTasks(())  # the sampler's tasks
         self.history = TaskHistory()
         self.open: dict[int, int] = {}  # number of the task of each place that is not observed
-        self._numbers: dict[
-            str, int
-        ] = {}  # numbers of tasks that a class hands out, by digest
         self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
         self._events = self._unsaved = 0
         self.counts = GroupCounts()
@@ -90,6 +81,7 @@ class Curriculum:
         self.sampler = make_sampler(
             self.settings.sampler, tasks, seed=self._seed, env=self.label
         )
+        self.named = NamedTasks(tasks)
 
     def task_at(self, place: int) -> Task | None:
         """The task of a place: that handed out there and not observed yet, else a new draw."""
@@ -104,23 +96,17 @@ class Curriculum:
 
     def draw_uncounted(self) -> Task | None:
         """A new draw, for a class, whose journal keeps the items themselves."""
-        return self._draw(self._require_sampler(), UNCOUNTED)
+        task = self._draw(self._require_sampler(), UNCOUNTED)
+        if task is not None:
+            self.named.note(task)
+        return task
 
     def _draw(self, sampler: TaskSampler, place: int) -> Task | None:
         with boundary(self.label, None, "sampler.next", type(sampler).next):
             task = sampler.draw()
-            if task is None:
-                return None
-            if not isinstance(task, Task) or task.number is None:
-                raise ValueError(f"next returned {type(task).__name__}, no entry of tasks")
-        self._note(TaskDrawn(place, task.number))
+        if task is not None and task.number is not None:
+            self._note(TaskDrawn(place, task.number))
         return task
-
-    def remember(self, task: Task) -> Any:
-        """The content of a drawn task, by which its groups are recognised."""
-        if task.number is not None:
-            self._numbers[task_digest(task.content)] = task.number
-        return task.content
 
     def _require_sampler(self) -> TaskSampler:
         if self.sampler is None:
@@ -128,21 +114,18 @@ class Curriculum:
         return self.sampler
 
     def _task_of(self, item: Any) -> Task:
-        number = item.get("number") if isinstance(item, Mapping) else None
-        if number is None and self._numbers:
-            number = self._numbers.get(task_digest(item))
-        if self.sampler is not None and isinstance(number, int):
-            return self.sampler.tasks[number]
-        is_function = isinstance(item, Mapping) and {"task", "place"} <= item.keys()
-        return Task(item["task"] if is_function else item)
+        placed = is_placed(item)
+        number = item.get("number") if placed else self.named.number_of(item)
+        if self.sampler is None or number is None:
+            return Task(item["task"] if placed else item)
+        return self.sampler.tasks[number]
 
     # --- groups -------------------------------------------------------------------------
 
     def observation_of(self, groups: Sequence[Any], item: Any, version: int) -> ObservedGroup:
         """The observation of ``groups`` of ``item``."""
-        return observed_group(
-            self._task_of(item), groups, floor=self._floor, best=self._best, version=version
-        )
+        task, (floor, best) = self._task_of(item), self._range.ends
+        return observed_group(task, groups, floor=floor, best=best, version=version)
 
     def observe(
         self, groups: Sequence[Any], item: Any, *, version: int, step: int, rollout: str | None
@@ -162,6 +145,7 @@ class Curriculum:
         if group.scores and isinstance(item, Mapping):
             self.open.pop(item.get("place", -1), None)
         self.counts.add(group)
+        self._range.warn_outside(group.scores, self.label)
         with boundary(self.label, item, "sampler.observe"):
             if self.sampler is not None:
                 self.sampler.observe(group)
@@ -174,11 +158,7 @@ class Curriculum:
             return None
         observed = self.observation_of([group], item, version)
         with boundary(self.label, item, "gate.admit"):
-            admitted = self.gate.admit(observed)
-        if admitted:
-            return None
-        success = "none" if observed.success is None else f"{observed.success:.2f}"
-        return f"{self.gate.reason} (success {success})"
+            return self.gate.refusal(observed)
 
     def pool_of(self, task: Task) -> str | None:
         """The pool of a task, of samplers that have pools."""
@@ -191,7 +171,8 @@ class Curriculum:
             return {}
         numbers = self.counts.metrics()
         if self.sampler is not None:
-            numbers |= self.sampler.metrics()
+            with boundary(self.label, None, "sampler.metrics"):
+                numbers |= self.sampler.metrics()
         return {f"curriculum/{name}": value for name, value in numbers.items()}
 
     # --- restarts -----------------------------------------------------------------------
@@ -202,6 +183,8 @@ class Curriculum:
         self._record(event)
         if self._unsaved >= EVENTS_APART:
             self.save_to_journal()
+        elif self._events == CHECKED_AT:
+            self._packed_state()  # a state that cannot be kept is an error now, and not hours later
 
     def save_to_journal(self) -> None:
         """Append a snapshot, behind which the journal drops earlier events."""
@@ -219,10 +202,12 @@ class Curriculum:
         }
 
     def _packed_state(self) -> bytes:
-        sampler = self.sampler
+        with boundary(self.label, None, "sampler.state"):
+            own = None if self.sampler is None else self.sampler.state()
         state = {
             "sampler": self.settings.sampler.name,
-            "state": None if sampler is None else sampler.state(),
+            "tasks": self.named.digest(),
+            "state": own,
             "open": self.open,
             "observed": [*self._observed],
             "counts": self.counts.totals,
@@ -230,19 +215,14 @@ class Curriculum:
         packed = encode_item(state)
         if packed is None:
             raise ConfigError(
-                f"{self.label}: state() of {type(sampler).__name__} holds more than numbers, texts, "
+                f"{self.label}: state() of {type(self.sampler).__name__} holds more than numbers, texts, "
                 "lists and mappings: override state and restore"
             )
         return packed
 
     def restore_checkpoint(self, saved: Mapping[str, Any]) -> None:
-        """Continue from :meth:`checkpoint`; a state that cannot be read is logged."""
-        try:
-            self._restore(base64.b64decode(saved["state"]), int(saved["events"]))
-        except (KeyError, TypeError, ValueError) as error:
-            logger.warning(
-                "%s: the curriculum of the checkpoint is left out: %r", self.label, error
-            )
+        """Continue from :meth:`checkpoint`; a state that cannot be used is left out, with a warning."""
+        self._restore(lambda: (base64.b64decode(saved["state"]), int(saved["events"])))
 
     def go_on(
         self,
@@ -256,44 +236,68 @@ class Curriculum:
         """
         if not self.observes:
             return
+        usable = True
         if (saved.events if saved else 0) + len(events) >= self._events:
             if saved is not None:
-                self._restore(saved.state, saved.events)
-            if saved is not None or not self._events:
-                for event in events:
-                    self._repeat(event)
-        self.open |= places
+                usable = self._restore(lambda: (saved.state, saved.events))
+            if usable and (saved is not None or not self._events):
+                with boundary(self.label, None, "sampler.repeat"):
+                    others = sum(map(self._repeat, events))
+                if others:
+                    logger.warning(
+                        "%s: %d draws differ from the last life's", self.label, others
+                    )
+        if usable:
+            self.open |= places
         self.save_to_journal()
 
-    def _restore(self, packed: bytes, events: int) -> None:
-        state = cast(dict[str, Any], decode_item(packed))
+    def _restore(self, read: Callable[[], tuple[bytes, int]]) -> bool:
+        """Continue from a packed state and its number of events; False: the sampler begins anew.
+
+        A number in the state is the place of a task, so it has no meaning in another list of tasks.
+        """
+        try:
+            with boundary(self.label, None, "sampler.restore"):
+                packed, events = read()
+                change = self._take_over(cast(dict[str, Any], decode_item(packed)))
+        except AtroposError as error:
+            change = str(error)
+        if change is None:
+            self._events = events
+            return True
+        logger.warning("%s: the curriculum begins anew: %s", self.label, change)
+        if self.sampler is not None:  # a part may be taken over
+            self.choose_from(self.sampler.tasks)
+        self.open, self.counts = {}, GroupCounts()
+        self._observed.clear()
+        return False
+
+    def _take_over(self, state: Mapping[str, Any]) -> str | None:
+        """Take over an unpacked state, or return why it does not belong to this sampler."""
         if state["sampler"] != self.settings.sampler.name:
-            logger.warning(
-                "%s: the sampler was %s and is %s: it begins anew",
-                self.label,
-                state["sampler"],
-                self.settings.sampler.name,
-            )
-            return
-        if self.sampler is not None and state["state"] is not None:
-            self.sampler.restore(state["state"])
+            return f"the sampler was {state['sampler']} and is {self.settings.sampler.name}"
+        if (change := change_of(self.named, *state["tasks"])) is not None:
+            return change
         self.open = dict(state["open"])
         self._observed = deque(state["observed"], maxlen=REMEMBERED)
         self.counts.restore(state["counts"])
-        self._events = events
+        if self.sampler is not None and state["state"] is not None:
+            self.sampler.restore(state["state"])
+        return None
 
-    def _repeat(self, event: SamplerEvent) -> None:
+    def _repeat(self, event: SamplerEvent) -> bool:
+        """Do again what an earlier life did; True if the sampler draws another task."""
         self._events += 1
+        sampler = self.sampler
         if isinstance(event, TaskDrawn):
-            task = self.sampler.draw() if self.sampler is not None else None
-            if task is None or task.number != event.number:
-                logger.warning("%s: the sampler draws another task than before", self.label)
+            task = None if sampler is None else sampler.draw()
             if event.place != UNCOUNTED:
                 self.open[event.place] = event.number
-            return
+            return task is None or task.number != event.number
         if event.rollout is not None:
             self._observed.append(event.rollout)
-        group = group_of_event(event, () if self.sampler is None else self.sampler.tasks)
+        group = group_of_event(event, () if sampler is None else sampler.tasks)
         self.counts.add(group)
-        if self.sampler is not None:
-            self.sampler.observe(group)
+        if sampler is not None:
+            sampler.observe(group)
+        return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +11,7 @@ from atroposlib.envs.curriculum.interface import ObservedGroup
 from atroposlib.envs.rollout.groups import item_label
 from atroposlib.run_status.task_history import FOLDER, OLDER
 from atroposlib.text.lines import json_line
+from atroposlib.utils.io import file_name_of
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 32 * 2**20  # bound of a file; two files are kept
@@ -28,7 +28,7 @@ class TaskHistory:
         """Write to the folder of the trainer from now on; without a folder nothing is written."""
         self.close()
         if checkpoint_dir:
-            name = re.sub(r"[^\w.]", "_", label)
+            name = file_name_of(label)
             self._path = Path(checkpoint_dir) / FOLDER / f"{name}.jsonl"
 
     def write(self, group: ObservedGroup, item: Any, step: int, pool: str | None) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Task:
@@ -39,7 +41,7 @@ class ObservedGroup:
         None  # mean score, 0 at ``floor`` and 1 at ``best``; None: it failed
     )
     tokens: int = 0  # trained tokens of all rows
-    version: int = 0  # newest policy version that sampled them
+    version: int = 0  # newest policy version of the rows
 
     @property
     def is_useful(self) -> bool:
@@ -75,7 +77,7 @@ class TaskSampler(ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The state for a restart: attributes that are numbers, texts, lists and mappings."""
+        """The state for a restart: attributes that are numbers, texts, lists, mappings and arrays."""
         kept = {k: v for k, v in vars(self).items() if k not in ("tasks", "seed", "random")}
         return {name: _plain_container(value) for name, value in kept.items()}
 
@@ -89,15 +91,31 @@ class TaskSampler(ABC):
             elif isinstance(current, deque):
                 current.clear()
                 current.extend(value)
+            elif isinstance(current, np.ndarray):
+                setattr(self, name, np.array(value, current.dtype))
             else:
                 setattr(self, name, value)
 
     def draw(self) -> Task | None:
-        """Call ``next`` with ``random`` seeded by the number of the draw."""
+        """Call ``next`` with ``random`` seeded by the number of the draw.
+
+        Raises ValueError: it returned none of the tasks.
+        """
         self.random.seed(f"{self.seed}/draw {self.draws}")
         task = self.next()
+        if task is not None:
+            _require_entry(task, len(self.tasks))
         self.draws += task is not None
         return task
+
+
+def _require_entry(task: Any, n_tasks: int) -> None:
+    if not isinstance(task, Task):
+        raise ValueError(f"next returned {type(task).__name__}, no entry of tasks")
+    if task.number is None or not 0 <= task.number < n_tasks:
+        raise ValueError(
+            f"next returned a task of number {task.number}, no entry of the {n_tasks} tasks"
+        )
 
 
 def _plain_container(value: Any) -> Any:
@@ -105,7 +123,9 @@ def _plain_container(value: Any) -> Any:
         return {key: _plain_container(entry) for key, entry in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(value)
-    return list(value) if isinstance(value, deque) else value
+    if isinstance(value, list | deque):
+        return [_plain_container(entry) for entry in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 class GroupGate(ABC):
@@ -119,6 +139,11 @@ class GroupGate(ABC):
     @abstractmethod
     def admit(self, group: ObservedGroup) -> bool:
         """Whether ``group`` is sent."""
+
+    def refusal(self, group: ObservedGroup) -> str | None:
+        """Why ``group`` is not sent; None: the group is sent."""
+        success = "none" if group.success is None else f"{group.success:.2f}"
+        return None if self.admit(group) else f"{self.reason} (success {success})"
 
 
 @dataclass(frozen=True)

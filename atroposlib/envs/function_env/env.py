@@ -208,6 +208,7 @@ class FunctionEnv(BaseEnv):
         )
         curriculum = self._atropos.curriculum
         self._cursor = Cursor(task_source_of(source, curriculum, self.config.epochs))
+        await asyncio.to_thread(curriculum.named.digest)  # seconds for a large data set
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []
             self.rollouts.show(await examples(type(self), tasks, self.config))

@@ -38,7 +38,7 @@ class SampledTasks:
 def task_source_of(
     source: Indexed | Stream, curriculum: Curriculum, epochs: int
 ) -> Indexed | Stream | SampledTasks:
-    """``source``, or with a sampler other than uniform the choice of the sampler from its rows.
+    """``source``, or with any sampler but uniform the choice of the sampler from the rows.
 
     Raises ConfigError: the data set has no length.
     """
@@ -69,4 +69,4 @@ class ChosenTasks:
     def next(self) -> Any:
         """The content of the next task; None if there is none."""
         task = self._curriculum.draw_uncounted()
-        return None if task is None else self._curriculum.remember(task)
+        return None if task is None else task.content

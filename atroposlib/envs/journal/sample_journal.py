@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,6 +46,7 @@ from atroposlib.envs.journal.stored_samples import SampleForm, oldest_sampled_ve
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
 from atroposlib.generation.sessions.recording import recorded_nodes
+from atroposlib.utils.io import file_name_of
 from atroposlib.wire.status import drop_state
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class SampleJournal:
-    """The journal of one process; without an open file every method does nothing.
+    """The journal of a process; without an open file every method does nothing.
 
     Args:
         label: name of the environment; a restarted process takes the journals of its name.
@@ -81,12 +81,12 @@ class SampleJournal:
     # --- lives ------------------------------------------------------------------------
 
     def start(self, folder: Path, run_id: str, limit_bytes: int) -> LeftWork:
-        """Open a journal in ``folder``, take over those that earlier lives left there.
+        """Open a journal in ``folder``, take over journals that earlier lives left there.
 
         Raises OSError: the file system refuses.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.]", "_", self.label)
+        name = file_name_of(self.label)
         free = take_free_journals(folder, name)
         try:
             other = [state for state in free.states if state.run_id != run_id]
@@ -145,7 +145,7 @@ class SampleJournal:
         return self._left.has_requeued and self._left.is_repetition(task_digest(item))
 
     def name_of(self, item: Any) -> str | None:
-        """The rollout of an earlier life or of the backlog that ``item`` continues, if there is one.
+        """The rollout of an earlier life or of the backlog that ``item`` continues, or None.
 
         Samples of a task that has changed since are dropped.
         """
@@ -184,7 +184,7 @@ class SampleJournal:
             )
 
     def keep_backlog(self, parent: str, items: Sequence[Any]) -> list[Any]:
-        """Record items that the rollout ``parent`` returned for the backlog, and return them.
+        """Record and return items that the rollout ``parent`` returned for the backlog.
 
         A next life repeats a rollout whose groups were not posted yet. What it returned for the
         backlog before is under way by then, and is left out.
@@ -221,7 +221,7 @@ class SampleJournal:
             self.file.write(RolloutRepeated(name))
 
     def go_on(self, name: str) -> None:
-        """Let the next attempt at the item use the finished samples of this one."""
+        """Let the next attempt at the item use the finished samples of this attempt."""
         rollout = self._open.get(name)
         if rollout is not None:
             rollout.go_on()
@@ -252,7 +252,7 @@ class SampleJournal:
     async def kept_or_drawn(
         self, draw: Callable[[], Awaitable[Value]], form: SampleForm[Value]
     ) -> Value:
-        """A sample that an earlier life or attempt left for this rollout, else a new one, kept."""
+        """A sample that an earlier life or attempt left for this rollout, else a new sample, kept."""
         rollout = rollout_here()
         if rollout is None or self.file is None:
             return await draw()

@@ -113,6 +113,7 @@ PER_ROW = (
 # values of rows without the field
 _UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
 TASK_DIGITS = 16  # digits of a task's digest
+PLACED_KEYS = frozenset({"id", "task", "place", "epoch"})  # TaskItem of a function
 # limits of the facts of a row
 MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS, MAX_ROLE_CHARACTERS = 32, 2000, 64
 
@@ -312,7 +313,7 @@ def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | No
 def _split_shared(
     params: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The entries equal in all mappings, and the other entries of each mapping."""
+    """The entries equal in all mappings, and the remaining entries of each mapping."""
     first = params[0] if params else {}
     shared = {
         k: v for k, v in first.items() if all(k in row and row[k] == v for row in params)
@@ -424,8 +425,15 @@ def content_digest(value: Any) -> str:
 
 def task_digest(item: Any) -> str:
     """Digest of the task of an item, without its place and epoch."""
-    task = item.get("task", item) if isinstance(item, Mapping) else item
-    return content_digest(task)[:TASK_DIGITS]
+    return content_digest(item["task"] if is_placed(item) else item)[:TASK_DIGITS]
+
+
+def is_placed(item: Any) -> bool:
+    """Whether an item belongs to a function: a task with a place in the data.
+
+    A class may hand out mappings with a field ``task``, equal in many items.
+    """
+    return isinstance(item, Mapping) and PLACED_KEYS <= item.keys()
 
 
 def with_metadata(group: ScoredDataGroup, **metadata: Any) -> ScoredDataGroup:

@@ -11,6 +11,7 @@ the journal, and its next life asks again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -148,6 +149,7 @@ class Teacher:
                 await server.health.wait_until_healthy()
         except ConfigError as error:
             text = str(error).replace("--openai.model_name", "env.teacher.model")
+            text = text.replace("--openai.", "env.teacher.")
             raise ConfigError(f"{self.name}: {text}") from error
         name = tokenizer_of(servers.servers[0].config)
         try:
@@ -175,7 +177,7 @@ class Teacher:
             )
         )
         return [
-            aligned_rows(reading, tokens, mask, next(answers), vocabulary)
+            aligned_rows(reading, tokens, mask, next(answers), vocabulary, self.settings.top_k)
             if wanted
             else ([[] for _ in tokens], [[] for _ in tokens])
             for reading, wanted, tokens, mask in zip(readings, is_trained, tokens_G, masks_G)
@@ -210,12 +212,15 @@ class Teacher:
                     last = absence
                 await asyncio.sleep(RETRY_PAUSE_S)
 
+        def named() -> str:
+            return f"{self.name}: {what}{f' ({last})' if last else ''}"
+
         timeout_s = self.settings.timeout_s
         task = asyncio.ensure_future(until_answered())
         try:
             done, _ = await asyncio.wait({task}, timeout=min(NAMED_AFTER_S, timeout_s))
             if not done and timeout_s > NAMED_AFTER_S:
-                await self._wait_named(task, timeout_s - NAMED_AFTER_S, what)
+                await self._wait_named(task, timeout_s - NAMED_AFTER_S, named)
         finally:
             if not task.done():
                 task.cancel()
@@ -227,11 +232,16 @@ class Teacher:
             ) from last
         return task.result()
 
-    async def _wait_named(self, task: asyncio.Task[T], timeout_s: float, what: str) -> None:
+    async def _wait_named(
+        self, task: asyncio.Task[T], timeout_s: float, named: Callable[[], str]
+    ) -> None:
+        """Wait for ``task``, with a name that has the last failure of its requests."""
         self._waiting += 1
-        self.student.on_wait(f"{self.name}: {what}")
+        until = time.monotonic() + timeout_s
         try:
-            await asyncio.wait({task}, timeout=timeout_s)
+            while not task.done() and (left := until - time.monotonic()) > 0:
+                self.student.on_wait(named())
+                await asyncio.wait({task}, timeout=min(left, NAMED_AFTER_S))
         finally:
             self._waiting -= 1
             if not self._waiting:

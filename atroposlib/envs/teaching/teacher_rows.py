@@ -17,7 +17,7 @@ from typing import Any
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.utils.tokenizers.vocabulary import VocabularyMap
-from atroposlib.wire import MASKED
+from atroposlib.wire import MASKED, MAX_LOGPROB
 
 # Rows of a sequence: ids and logprobs, (T, K_t) each.
 TeacherRows = tuple[list[list[int]], list[list[float]]]
@@ -63,13 +63,15 @@ def aligned_rows(
     mask: Sequence[int],
     answer: Mapping[str, Any],
     vocabulary: VocabularyMap,
+    top_k: int = 0,
 ) -> TeacherRows:
     """The entries of the trained tokens in the ids of the row; no entry at further positions.
 
     Tokens that only the teacher has are left out: their probability belongs to the rest.
 
     Raises:
-        InvalidGroup: the teacher did not read these tokens, or a trained token has no logprob.
+        InvalidGroup: the teacher did not read these tokens, a trained token has no logprob or fewer
+            entries than ``top_k``, or a value is no logprob.
     """
     ids_T, logprobs_T = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
     if list(answer["prompt_tokens"]) != reading.tokens:
@@ -81,6 +83,10 @@ def aligned_rows(
         if label != MASKED and t + reading.offset > 0:
             place = t + reading.offset
             entries = _entries_of(token, ids_T[place], logprobs_T[place], vocabulary, t)
+            least = min(top_k, len(vocabulary.to_student))
+            if (count := len(set(ids_T[place]))) < least:
+                problem = f"the teacher returned {count} of the {least} likeliest tokens"
+                raise InvalidGroup(FIELD, f"[{t}]", f"{problem} (env.teacher.top_k)")
         rows[0].append(list(entries))
         rows[1].append(list(entries.values()))
     return rows
@@ -94,8 +100,12 @@ def _entries_of(
     place: int,
 ) -> dict[int, float]:
     """Logprob by id of the row, the sampled token first."""
+    for i, value in zip(ids, logprobs):
+        if not value <= MAX_LOGPROB:  # also NaN
+            problem = f"{value:g} of token {i} is no logprob, which is 0 or less"
+            raise InvalidGroup(FIELD, f"[{place}]", problem)
     known = vocabulary.to_student
-    entries = {known[i]: value for i, value in zip(ids, logprobs) if i in known}
+    entries = {known[i]: min(0.0, value) for i, value in zip(ids, logprobs) if i in known}
     own = entries.pop(token, None)
     if own is None or not math.isfinite(own):
         problem = "the teacher returned no logprob" if own is None else f"its logprob is {own}"

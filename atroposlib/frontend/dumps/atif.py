@@ -18,12 +18,12 @@ from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Message,
     Record,
-    finite_number,
     numbers_of,
     text_or_none,
 )
+from atroposlib.wire.numbers import finite_float
 
-ROLES = {"agent": "assistant"}  # other sources are roles
+ROLES = {"agent": "assistant"}  # further sources are roles
 
 
 def is_trajectory(record: Record) -> bool:
@@ -51,7 +51,7 @@ def trajectory_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=None,
         messages=[message for own in steps for message in messages_of_step(own)],
-        score=finite_number(reward),
+        score=finite_float(reward),
         named=numbers_of(final),
         item=text_or_none(record.get("session_id") or record.get("trajectory_id")),
         step=step,

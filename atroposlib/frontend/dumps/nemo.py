@@ -17,11 +17,11 @@ from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Message,
     Record,
-    finite_number,
     numbers_of,
     prompt_messages,
     text_or_none,
 )
+from atroposlib.wire.numbers import finite_float
 
 
 def is_training_data(record: Record) -> bool:
@@ -43,7 +43,7 @@ def training_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=texts[0] if len(texts) > 1 else None,
         messages=[{"role": TEXT, "content": text} for text in texts],
-        score=finite_number(_single(record["rewards"])),
+        score=finite_float(_single(record["rewards"])),
         env=text_or_none(_agent(record)),
         step=step,
         tokens=tokens if is_whole else [],
@@ -100,7 +100,7 @@ def gym_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=json.dumps(asked, sort_keys=True) if task is None else task,
         messages=[message_of_item(item) for item in [*question, *output]],
-        score=finite_number(record.get("reward")),
+        score=finite_float(record.get("reward")),
         named=named,
         finish=text_or_none(incomplete.get("reason") or record["response"].get("status")),
         env=text_or_none(agent.get("name") if isinstance(agent, Mapping) else agent),

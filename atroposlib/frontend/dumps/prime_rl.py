@@ -15,12 +15,12 @@ from typing import Any
 from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Record,
-    finite_number,
     numbers_of,
     prompt_messages,
     reply_messages,
     text_or_none,
 )
+from atroposlib.wire.numbers import finite_float
 
 
 def is_trace(record: Record) -> bool:
@@ -89,7 +89,7 @@ def is_rollout(record: Record) -> bool:
 
 
 def rollout_sample(record: Record, step: int | None) -> DumpSample:
-    """The sample of a line; tokens are those of a rollout with a single call."""
+    """The sample of a line; tokens are of a rollout with a single call."""
     calls = record.get("trajectory") or []
     tokens = (calls[0].get("tokens") if len(calls) == 1 else None) or {}
     before, after = (
@@ -97,7 +97,7 @@ def rollout_sample(record: Record, step: int | None) -> DumpSample:
         list(tokens.get("completion_ids") or []),
     )
     logprobs = tokens.get("completion_logprobs")
-    advantage = finite_number(record.get("advantage"))
+    advantage = finite_float(record.get("advantage"))
     finish = "length" if record.get("is_truncated") else record.get("stop_condition")
     more: dict[str, Any] = {"answer": text_or_none(record.get("answer"))}
     if len(calls) > 1:
@@ -107,7 +107,7 @@ def rollout_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=record.get("example_id"),
         messages=prompt_messages(record["prompt"]) + reply_messages(record["completion"]),
-        score=finite_number(record["reward"]),
+        score=finite_float(record["reward"]),
         named=numbers_of(record.get("metrics")),
         finish=text_or_none(finish),
         env=text_or_none(record.get("env_name") or record.get("task")),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire.numbers import finite_float
 
 Record = Mapping[str, Any]
 Message = dict[str, Any]
@@ -114,16 +114,10 @@ def _spread(sample: DumpSample, values: Sequence[Any] | None, masked: Any) -> li
 # --- values of records ------------------------------------------------------------------
 
 
-def finite_number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(value) if is_number else None
-
-
 def numbers_of(values: Any) -> dict[str, float]:
     """The finite numbers of a mapping; {} for anything else."""
     pairs = values.items() if isinstance(values, Mapping) else ()
-    known = ((str(name), finite_number(value)) for name, value in pairs)
+    known = ((str(name), finite_float(value)) for name, value in pairs)
     return {name: value for name, value in known if value is not None}
 
 

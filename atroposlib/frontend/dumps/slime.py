@@ -14,12 +14,12 @@ from typing import Any
 from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Record,
-    finite_number,
     numbers_of,
     prompt_messages,
     reply_messages,
     text_or_none,
 )
+from atroposlib.wire.numbers import finite_float
 
 FINISH = {"completed": "stop", "truncated": "length"}
 
@@ -44,7 +44,7 @@ def slime_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=record.get("group_index"),
         messages=prompt_messages(record["prompt"]) + reply_messages(record["response"]),
-        score=finite_number(reward),
+        score=finite_float(reward),
         named=numbers_of(reward if isinstance(reward, Mapping) else None),
         finish=FINISH.get(status or "", status),
         step=rollout if isinstance(rollout, int) else step,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Record,
-    finite_number,
     numbers_of,
     prompt_messages,
     reply_messages,
     text_or_none,
 )
+from atroposlib.wire.numbers import finite_float
 
 OWN = ("input", "output", "gts", "score", "step")
 
@@ -35,7 +35,7 @@ def generation_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=record["input"],
         messages=prompt_messages(record["input"]) + reply_messages(record["output"]),
-        score=finite_number(record.get("score")),
+        score=finite_float(record.get("score")),
         named=named,
         step=own_step if isinstance(own_step, int) else step,
         more=more,

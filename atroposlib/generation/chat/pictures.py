@@ -1,11 +1,11 @@
 """Pictures of chat messages: content parts with data URLs, which are checked and never fetched.
 
-OpenAI's image_url, Responses' input_image, Anthropic's image --chat_content--> image_url
+OpenAI's image_url, Responses' input_image, image of Anthropic and transformers --chat_content--> image_url
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
@@ -15,7 +15,12 @@ from atroposlib.generation.chat.template import (
     content_text,
     plain_message,
 )
-from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, is_picture, picture_url
+from atroposlib.wire.images import (
+    MAX_PICTURE_CHARACTERS,
+    image_source,
+    picture_problem,
+    picture_url,
+)
 
 SHOWN_CHARACTERS = 80  # limit of an address in an error
 
@@ -53,22 +58,15 @@ def _urls(content: Any, where: str) -> list[str]:
 
 def _image_part(part: Any, where: str) -> Message | None:
     """The part in OpenAI's form; None for a part of a different kind."""
-    if isinstance(part, str):
+    image = image_source(part)
+    if image is None:
         return None
-    kind, source = part.get("type"), part.get("image_url")
-    if kind == "image":  # Anthropic's
-        source = part.get("source") or {}
-        if source.get("type") == "base64":
-            source = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    elif kind not in ("image_url", "input_image"):
-        return None
-    image = dict(source) if isinstance(source, Mapping) else {"url": source}
     url = image.get("url")
-    if not is_picture(url):
+    if (problem := picture_problem(url)) is not None:
         shown = str(url)[:SHOWN_CHARACTERS]
         raise ConfigError(
             f"{where}.content: a picture is a data URL of PNG, JPEG or WebP with at most "
-            f"{MAX_PICTURE_CHARACTERS} characters, such as data:image/png;base64,iVBOR...; it is "
-            f"never fetched from an address, so send the data itself, not {shown!r}"
+            f"{MAX_PICTURE_CHARACTERS} characters, such as data:image/png;base64,iVBOR..., and no "
+            f"address to fetch: {problem} ({shown!r})"
         )
     return {"type": "image_url", "image_url": image}

@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -344,3 +344,15 @@ def require_field(value: Any, name: str, path: str) -> Any:
     if value is None:
         raise TokensMissing(f"{path}: the response has no {name}, so it cannot be trained on")
     return value
+
+
+@contextmanager
+def expected_form(where: str) -> Iterator[None]:
+    """Raise TokensMissing in place of the errors of reading a reply that has another form."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise TokensMissing(
+            f"{where}: the response has another form than that of this server_type:"
+            f" {type(error).__name__}: {error}"
+        ) from error

@@ -9,6 +9,7 @@ from atroposlib.errors import TokensMissing
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    expected_form,
     logprobs_result,
     require_field,
     take_top_k,
@@ -47,10 +48,10 @@ class SGLangServer(TokenServer):
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = await self._prompt_ids(kwargs)
         body = logprobs_body(ids, take_top_k(kwargs))
-        reply = await self._parts.http.post(
-            f"{self._parts.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
-        )
-        return logprobs_result(ids, read_prompt_logprobs(reply.payload, ids))
+        url = f"{self._parts.root_url}{GENERATE_PATH}"
+        reply = await self._parts.http.post(url, body, **request_options(kwargs))
+        with expected_form(url):
+            return logprobs_result(ids, read_prompt_logprobs(reply.payload, ids))
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from atroposlib.generation.engines.http import read_reply
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    expected_form,
     logprobs_result,
     require_field,
     take_top_k,
@@ -79,8 +80,10 @@ class VLLMServer(TokenServer):
         params = {**sampling_params(kwargs), "n": 1, "temperature": 0.0, "top_p": 1.0}
         route = await self._token_route()
         body = route.body(self.config.model_name, ids, {**params, **wanted})
-        reply = await self._parts.http.post(f"{self._parts.root_url}{route.path}", body)
-        return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
+        url = f"{self._parts.root_url}{route.path}"
+        reply = await self._parts.http.post(url, body)
+        with expected_form(url):
+            return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
 
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.

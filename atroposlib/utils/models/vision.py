@@ -11,30 +11,29 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import logging
 import os
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from atroposlib.errors import PictureError
+from atroposlib.utils.models.picture_files import open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 NO_PILLOW = "pillow is missing: pip install 'atropos-rl[pictures]'"
-FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 2**25  # 100 MB of a picture as RGB
 MAX_PICTURES = 64  # per sequence
+MAX_SEQUENCE_PIXELS = 2**27  # of all pictures, which are decoded at once
 KEPT = 16  # sequences whose pixel tensors the reader keeps
 # Outputs of a processor about tokens; the rest is about pixels.
 TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -67,7 +66,7 @@ class PictureInputs:
 @dataclass(frozen=True)
 class _Pixels:
     tensors: Mapping[str, Tensor]
-    placeholders: int  # tokens of all pictures
+    placeholders: list[int]  # tokens of each picture; a single sum if not known apart
 
 
 class PictureReader:
@@ -92,30 +91,53 @@ class PictureReader:
         ids: list[int] = output["input_ids"][0].tolist()
         return ids, self._inputs(ids, _digest(pictures), _pixels_of(output))
 
-    def inputs(self, ids: Sequence[int], pictures: Sequence[bytes]) -> PictureInputs:
-        """Inputs of a sequence that is known by its tokens.
+    def inputs(self, ids: Sequence[int], pictures: Sequence[bytes]) -> PictureInputs | None:
+        """Inputs of a sequence that is known by its tokens; None of a sequence without pictures.
 
-        Raises PictureError: a picture cannot be read, or needs another number of placeholders
-        than the sequence has.
+        Raises PictureError: a picture cannot be read, or the placeholders of the sequence are not
+        those of its pictures in their order.
         """
-        digest = _digest(pictures)
-        pixels = self._kept.get(digest)
-        if pixels is None:
-            output = self._process(self._processor.image_token * len(pictures), pictures)
-            found = output["input_ids"][0].tolist()
-            pixels = _Pixels(_pixels_of(output), sum(i in self.token_ids for i in found))
-        self._kept[digest] = pixels
-        self._kept.move_to_end(digest)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        present = sum(token in self.token_ids for token in ids)
-        if present != pixels.placeholders:
+        runs = runs_of(ids, self.token_ids)
+        if not pictures:
+            # The text of a placeholder alone may be a part of a question.
+            if max(runs, default=0) > 1:
+                raise PictureError(
+                    f"{sum(runs)} placeholder tokens of pictures, and no picture: the environment"
+                    " sent the tokens of a prompt without its images"
+                )
+            return None
+        pixels = self._pixels(pictures)
+        present, needed = sum(runs), sum(pixels.placeholders)
+        if present != needed:
             raise PictureError(
-                f"{len(pictures)} pictures take {pixels.placeholders} placeholder tokens by the"
+                f"{len(pictures)} pictures take {needed} placeholder tokens by the"
                 f" processor of the model, and the row has {present}: the server reads pictures"
                 " with another processor, or the sample contains the placeholder itself"
             )
-        return self._inputs(ids, digest, pixels.tensors)
+        known_apart = len(pixels.placeholders) == len(pictures)
+        if known_apart and not {*accumulate(runs)} <= {*accumulate(pixels.placeholders)}:
+            raise PictureError(
+                f"the pictures take {pixels.placeholders} placeholder tokens, and the row has"
+                f" {runs}: the images of the row are in another order than in its prompt"
+            )
+        return self._inputs(ids, _digest(pictures), pixels.tensors)
+
+    def _pixels(self, pictures: Sequence[bytes]) -> _Pixels:
+        digest = _digest(pictures)
+        with self._lock:
+            if (kept := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return kept
+        # A letter apart, so that each picture has a run of placeholders.
+        output = self._process(f"a{self._processor.image_token}" * len(pictures), pictures)
+        runs = runs_of(output["input_ids"][0].tolist(), self.token_ids)
+        known_apart = len(runs) == len(pictures)
+        pixels = _Pixels(_pixels_of(output), runs if known_apart else [sum(runs)])
+        with self._lock:
+            self._kept[digest] = pixels
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return pixels
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Prompt text of messages by the chat template; contents are lists of parts."""
@@ -137,7 +159,13 @@ class PictureReader:
             raise PictureError(
                 f"{len(pictures)} pictures in a sequence; at most {MAX_PICTURES}"
             )
-        images = [open_picture(data) for data in pictures]
+        images: list[Image] = []
+        for data in pictures:
+            images.append(open_picture(data))
+            if sum(image.width * image.height for image in images) > MAX_SEQUENCE_PIXELS:
+                raise PictureError(
+                    f"the pictures of a sequence have over {MAX_SEQUENCE_PIXELS} pixels"
+                )
         try:
             with self._lock:
                 output: Mapping[str, Any] = self._processor(
@@ -155,29 +183,18 @@ class PictureReader:
         tokens = torch.tensor([list(ids)])
         kinds = torch.isin(tokens, torch.tensor(sorted(self.token_ids))).int()
         grids = {name: grid for name, grid in tensors.items() if name.endswith("_grid_thw")}
-        positions, shift = self._rope_index(tokens, mm_token_type_ids=kinds, **grids)
+        try:
+            positions, shift = self._rope_index(tokens, mm_token_type_ids=kinds, **grids)
+        except (RuntimeError, StopIteration) as error:  # more or fewer runs than pictures
+            raise PictureError(f"the model has no positions for them: {error}") from error
         shift = int(shift[0, 0])
         return PictureInputs(digest, tensors, positions[:, 0], shift, self.token_ids)
 
 
-def open_picture(data: bytes) -> Image:
-    """RGB picture of a PNG, JPEG or WebP file. Raises PictureError: the data is no picture, or too large."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise PictureError(
-                    f"a picture of {width} x {height} pixels; at most {MAX_PIXELS} in total"
-                )
-            return picture.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise PictureError("the data of a picture is not PNG, JPEG or WebP") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
-        raise PictureError(f"a picture cannot be decoded: {error}") from error
+def runs_of(ids: Sequence[int], token_ids: frozenset[int]) -> list[int]:
+    """Lengths of the runs of tokens in ``token_ids``."""
+    grouped = groupby(ids, key=token_ids.__contains__)
+    return [sum(1 for _ in run) for is_placeholder, run in grouped if is_placeholder]
 
 
 def language_model_class(config: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import asdict
 
 from atroposlib.cli.operate.env_tasks import main
 from atroposlib.errors import ConfigError
@@ -16,7 +17,7 @@ from tests.run_status.test_task_history import LINES
 def run(tmp_path):
     folder = tmp_path / "checkpoints" / FOLDER
     folder.mkdir(parents=True)
-    text = "".join(json.dumps(vars(line)) + "\n" for line in LINES)
+    text = "".join(json.dumps(asdict(line)) + "\n" for line in LINES)
     (folder / "sums.jsonl").write_text(text)
     return tmp_path
 

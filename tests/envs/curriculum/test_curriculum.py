@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.curriculum.curriculum import EVENTS_APART, Curriculum
+from atroposlib.envs.curriculum.curriculum import CHECKED_AT, EVENTS_APART, Curriculum
 from atroposlib.envs.curriculum.interface import Task
 from atroposlib.envs.journal.journal_records import GroupObserved, SamplerSaved, TaskDrawn
 from atroposlib.envs.settings.config import BaseEnvConfig
@@ -12,7 +12,7 @@ from atroposlib.errors import ConfigError, RolloutError
 from tests.envs.curriculum.conftest import rows
 
 OWN = """
-from atroposlib.envs.curriculum import TaskSampler
+from atroposlib.envs.curriculum import Task, TaskSampler
 
 class Bad(TaskSampler):
     def next(self):
@@ -25,13 +25,36 @@ class Unstorable(TaskSampler):
     def next(self):
         self.thing = object()
         return self.tasks[0]
+
+class Outside(TaskSampler):
+    def next(self):
+        return Task("other", self.seed)
+
+class Broken(TaskSampler):
+    def next(self):
+        return self.tasks[0]
+
+    def metrics(self):
+        raise KeyError("figures")
+
+    def state(self):
+        return {"draws": {1, "a"}} if self.seed else {"draws": self.draws}
+
+    def restore(self, state):
+        self.draws = 7
+        raise KeyError("renamed")
+
+class Mixed(TaskSampler):
+    def next(self):
+        self.seen = {1, "a"}
+        return self.tasks[0]
 """
 
 
-def curriculum(sampler="pools", gate=None, count=6, **changes):
+def curriculum(sampler="pools", gate=None, count=6, seed=0, **changes):
     records = []
     config = BaseEnvConfig(
-        use_wandb=False, curriculum={"sampler": sampler, "gate": gate, **changes}
+        use_wandb=False, seed=seed, curriculum={"sampler": sampler, "gate": gate, **changes}
     )
     made = Curriculum(config, "toy", records.append)
     if sampler != "uniform":
@@ -181,16 +204,44 @@ def test_another_sampler_begins_anew_and_a_damaged_state_is_left_out(caplog):
     other.restore_checkpoint(course.checkpoint())
     other.restore_checkpoint({"state": "?", "events": 1})
     assert other.metrics()["curriculum/groups"] == 0
-    assert "the sampler was pools and is replay" in caplog.text
-    assert "is left out" in caplog.text
+    assert "begins anew: the sampler was pools and is replay" in caplog.text
+    assert "begins anew: binascii" in caplog.text or "sampler.restore" in caplog.text
 
 
 def test_tasks_of_a_class_are_recognised_by_their_content():
     course, _ = curriculum()
     task = course.draw_uncounted()
-    handed = course.remember(task)
-    assert course.observation_of([scored(1.0)], handed, 0).task == task
+    assert course.observation_of([scored(1.0)], task.content, 0).task == task
     assert course.observation_of([scored(1.0)], ("unknown",), 0).task == Task(("unknown",))
+
+
+def test_an_item_of_a_class_that_comes_again_from_the_journal_is_recognised():
+    course, _ = curriculum()  # the next life has drawn nothing yet
+    task = rows(6)[4]
+    assert course.observation_of([scored(1.0)], task.content, 0).task == task
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"number": 3, "question": "of a class"},
+        {"number": 99, "question": "beyond the list"},
+        {"task": "sort", "place": "Rome", "number": 1},
+    ],
+)
+def test_fields_of_a_class_named_as_those_of_a_function_are_no_number_of_a_task(item):
+    course, _ = curriculum()
+    assert course.observation_of([scored(1.0)], item, 0).task == Task(item)
+
+
+def test_scores_outside_of_the_range_are_named_once_with_the_settings(caplog):
+    course, _ = curriculum()
+    play(course, 0, 1.0, 0.0)
+    assert not caplog.text
+    play(course, 1, -1.0, 1.0)
+    play(course, 2, 1000.0, 1.0)
+    (line,) = caplog.messages
+    assert "scores of -1 to 1" in line and "curriculum.floor 0 and curriculum.best 1" in line
 
 
 def test_errors_of_ones_own_sampler_name_environment_and_stage(tmp_path):
@@ -202,6 +253,42 @@ def test_errors_of_ones_own_sampler_name_environment_and_stage(tmp_path):
     with pytest.raises(RolloutError, match="mine.*toy.*sampler.observe"):
         course.observe([scored(1.0)], {"id": "a"}, version=0, step=0, rollout=None)
     course, _ = curriculum(f"{path}:Unstorable")
-    course.task_at(0)
     with pytest.raises(ConfigError, match="override state and restore"):
+        for place in range(CHECKED_AT):
+            course.task_at(place)
+
+
+@pytest.mark.parametrize("number", [-1, 6])
+def test_a_task_beyond_the_list_is_an_error_of_ones_own_sampler(tmp_path, number):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    course, records = curriculum(f"{path}:Outside", seed=number)
+    with pytest.raises(RolloutError, match=f"number {number}, no entry of the 6 tasks"):
+        course.task_at(0)
+    assert not records  # nothing that the next life would repeat
+
+
+def test_every_method_of_ones_own_sampler_fails_under_its_name(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    course, _ = curriculum(f"{path}:Broken")
+    with pytest.raises(RolloutError, match="figures.*toy.*sampler.metrics"):
+        course.metrics()
+    course, _ = curriculum(f"{path}:Mixed")
+    course.task_at(0)
+    with pytest.raises(RolloutError, match="toy.*sampler.state"):
         course.save_to_journal()
+
+
+def test_a_sampler_that_cannot_restore_an_older_state_begins_anew_and_the_run_goes_on(
+    tmp_path, caplog
+):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    course, records = curriculum(f"{path}:Broken")
+    course.task_at(0)
+    course.save_to_journal()
+    again, _ = curriculum(f"{path}:Broken")
+    again.go_on(records[-1], [TaskDrawn(1, 0)], {0: 0})
+    assert again.sampler.draws == 0 and not again.open
+    assert "begins anew" in caplog.text and "renamed" in caplog.text

@@ -15,7 +15,7 @@ def test_each_group_is_a_line_and_a_torn_line_is_left_out(tmp_path):
     written.write(group(task, 1.0, 0.0), {"id": "a"}, 3, "useful")
     written.write(group(task), {"id": "b\ud800"}, 4, None)
     written.close()
-    path = tmp_path / FOLDER / "my_env.jsonl"
+    path = tmp_path / FOLDER / "my%20env.jsonl"
     with path.open("a") as file:
         file.write('{"step": 5')
     lines = list(history_lines(path))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import numpy as np
 import pytest
 
 from atroposlib.envs.curriculum.interface import TaskRows, TaskSampler
+from atroposlib.envs.journal.journal_records import decode_item, encode_item
 from tests.envs.curriculum.conftest import group, rows
 
 
@@ -65,3 +67,27 @@ def test_plain_attributes_of_a_sampler_are_its_state():
         4,
     )
     assert isinstance(new.seen, Counter) and new.last.maxlen == 2
+
+
+class Weighing(TaskSampler):
+    """Keeps arrays and numbers of numpy."""
+
+    def __init__(self, tasks, *, seed=0):
+        super().__init__(tasks, seed=seed)
+        self.weights = np.ones(len(tasks), np.float32)
+        self.means = [np.float64(0.5)]
+
+    def next(self):
+        return self.tasks[np.argmax(self.weights)]
+
+    def observe(self, group):
+        self.weights[group.task.number] *= 0.5
+
+
+def test_arrays_are_kept_with_their_type():
+    old, new = Weighing(rows(3)), Weighing(rows(3))
+    old.observe(group(old.draw(), 1.0))
+    stored = encode_item(old.state())
+    new.restore(decode_item(stored))
+    assert new.weights.dtype == np.float32 and new.weights.tolist() == [0.5, 1.0, 1.0]
+    assert new.means == [0.5] and new.draw().number == 1

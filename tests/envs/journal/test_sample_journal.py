@@ -240,6 +240,42 @@ async def test_an_item_without_a_stored_form_is_continued_when_it_comes_again(li
     assert await draw(journal, "a") == [(1, 0)]
 
 
+async def test_items_of_a_class_that_share_a_field_named_task_are_not_taken_for_each_other(
+    life,
+):
+    first, second = {"task": "sort", "list": "ba"}, {"task": "sort", "list": "dc"}
+    journal, _ = life()
+    journal.begin("r1", first)
+    await draw(journal, "r1", (1, 0))
+    again, left = life()
+    assert left.items == [("r1", first)]
+    assert not again.is_repetition(second) and again.name_of(second) is None
+    again.begin("r2", second)
+    assert await draw(again, "r2") == [(99, 0)]
+    assert again.is_repetition(first) and again.name_of(first) == "r1"
+    again.begin("r1", first)
+    assert await draw(again, "r1") == [(1, 0)]
+    for name in ("r1", "r2"):
+        again.end(name)
+
+
+@pytest.mark.parametrize(
+    "other", ["math_easy", "math easy", "math/easy", "math", "math-easy-1"]
+)
+async def test_a_journal_is_taken_by_its_own_environment_alone(tmp_path, other):
+    journal = SampleJournal("math-easy")
+    journal.start(tmp_path, "run", MB)
+    journal.begin("r1", "a")
+    await draw(journal, "r1", (1, 0))
+    journal.close(delete=False)
+    foreign = SampleJournal(other)
+    assert foreign.start(tmp_path, "run", MB).samples == 0
+    own = SampleJournal("math-easy")
+    assert own.start(tmp_path, "run", MB).samples == 1
+    for life in (foreign, own):
+        life.close(delete=True)
+
+
 async def test_without_a_file_samples_are_drawn_and_nothing_is_kept():
     journal = SampleJournal("math")
     journal.begin("a", "item")

@@ -88,8 +88,47 @@ def test_an_answer_that_does_not_fit_is_refused():
             answer, prompt_topk_logprobs=[[], [-1.0], [-float("inf")]]
         ),
     }
+    for value in (0.7, float("nan"), float("inf")):
+        wrong[rf"\[2\]: {value:g} of token 3 is no logprob"] = changed(
+            answer, prompt_topk_logprobs=[[], [-1.0], [value]]
+        )
     for problem, given_answer in wrong.items():
         with pytest.raises(InvalidGroup, match=problem):
             aligned_rows(reading, tokens, mask, given_answer, SAME)
     with pytest.raises(InvalidGroup, match="token 99 is none of the tokenizer's"):
         reading_of([1, 99], [-100, 99], None, SAME)
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_enough"),
+    [([3], False), ([3, 3, 3], False), ([3, 1], True), ([3, 1, 0], True), ([1, 0], False)],
+)
+def test_fewer_of_the_likeliest_tokens_than_asked_for_are_refused(entries, is_enough):
+    tokens, mask = [2, 3], [-100, 3]
+    answer = changed(
+        answer_of(tokens, []),
+        prompt_topk_token_ids=[[], entries],
+        prompt_topk_logprobs=[[], [-1.0] * len(entries)],
+    )
+    reading = reading_of(tokens, mask, None, SAME)
+    if is_enough:
+        ids, _ = aligned_rows(reading, tokens, mask, answer, SAME, top_k=2)
+        assert ids == [[], entries]
+        return
+    with pytest.raises(InvalidGroup, match="1 of the 2 likeliest tokens|of the sampled token"):
+        aligned_rows(reading, tokens, mask, answer, SAME, top_k=2)
+
+
+def test_a_vocabulary_smaller_than_top_k_is_returned_whole():
+    tokens, mask = [2, 3], [-100, 3]
+    reading = reading_of(tokens, mask, None, SAME)
+    answer = answer_of(tokens, range(N))
+    ids, _ = aligned_rows(reading, tokens, mask, answer, SAME, top_k=1000)
+    assert sorted(ids[1]) == list(range(N))
+
+
+def test_rounding_above_0_of_a_sure_token_is_0():
+    tokens, mask = [2, 3], [-100, 3]
+    reading = reading_of(tokens, mask, None, SAME)
+    answer = changed(answer_of(tokens, []), prompt_topk_logprobs=[[], [1e-7]])
+    assert aligned_rows(reading, tokens, mask, answer, SAME)[1] == [[], [0.0]]

@@ -192,7 +192,10 @@ async def test_a_session_extends_its_sequence_by_a_turn_with_another_picture(
 @pytest.mark.parametrize(
     ("part", "problem"),
     [
-        ({"type": "image_url", "image_url": {"url": "http://x.example/a.png"}}, "no address"),
+        (
+            {"type": "image_url", "image_url": {"url": "http://x.example/a.png"}},
+            "never fetched",
+        ),
         (image_part(b"no picture"), "not PNG, JPEG or WebP"),
         (image_part(RED[:50]), "cannot be decoded"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "a text or a picture"),

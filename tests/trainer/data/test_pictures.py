@@ -167,6 +167,18 @@ def test_a_row_with_fewer_placeholders_is_left_out_and_the_rest_trains(learner, 
     assert metrics["dropped_pictures"] == 1 and metrics["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("images", ["no images", "of the first rows alone"])
+def test_rows_whose_images_were_not_sent_are_left_out_and_named(learner, group, images):
+    ours = learner()
+    group.images = None if images == "no images" else group.images[:2]
+    batch = training_rows([group], ours.cfg, ours.policy, ours.state)
+    assert len(batch.rows) == 2 and batch.counts["dropped_pictures"] == 6
+    (note,) = batch.notes  # of six rows
+    assert note.startswith("images[2] of group #0 of environment unnamed:")
+    assert note.endswith("without its images; the row is left out")
+    assert ours.step([group])["grad_norm"] > 0
+
+
 def test_a_model_of_text_leaves_the_group_out_and_refuses_rows_with_pictures(
     learner, group, tmp_path
 ):

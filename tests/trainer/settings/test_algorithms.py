@@ -63,6 +63,8 @@ WRONG = {
     " algorithms.gsm8k.loss?",
     "gsm8k: {loss: gpro}": "run.yaml:3: algorithms.gsm8k.loss: loss 'gpro' is unknown",
     "gsm8k: {weight: 0}": "run.yaml:3: algorithms.gsm8k.weight should be greater than 0, not 0",
+    "gsm8k: {weight: .inf}": "run.yaml:3: algorithms.gsm8k.weight should be a finite number",
+    "gsm8k: {weight: 1.0e+300}": "run.yaml:3: algorithms.gsm8k.weight should be at most 1000000",
     "gsm8k: grpo": "run.yaml:3: algorithms.gsm8k should be a mapping",
     "gsm8k: {critic: true}": "run.yaml:3: algorithms.gsm8k.critic: algorithms.gsm8k: critic is set"
     " for the whole run",

@@ -9,6 +9,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.inference.engine.served_model import load_model
+from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.testing.tiny_vision import FAMILIES
 from atroposlib.wire.images import split_pictures
 from example_trainer.data.rows import Row
@@ -71,7 +72,7 @@ def test_a_model_of_text_refuses_pictures_and_a_vision_model_an_address(policy):
     with pytest.raises(ConfigError, match="reads text only"):
         corpus.sft_rows(policy.tokenizer, {"messages": chat(RED, "red")}, "line 1")
     far = {"type": "image_url", "image_url": {"url": "https://a.example/i.png"}}
-    with pytest.raises(ConfigError, match="^a picture is a data URL.*no address is fetched"):
+    with pytest.raises(ConfigError, match="a picture is a data URL.*never fetched"):
         rows_of(policy, [{"role": "user", "content": [far]}, chat(RED, "red")[1]])
 
 
@@ -93,3 +94,57 @@ def test_a_pictured_row_keeps_every_field_of_its_row(policy):
     assert {field.name for field in fields(PicturedRow)} - {f.name for f in fields(Row)} == {
         "files"
     }
+
+
+@pytest.mark.parametrize("kind", ["image", "input_image", "source"])
+def test_pictures_in_the_form_of_other_apis_give_the_same_row(policy, kind):
+    url = image_part(RED)["image_url"]["url"]
+    part = {
+        "image": {"type": "image", "image": url},
+        "input_image": {"type": "input_image", "image_url": url},
+        "source": {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": url[22:]},
+        },
+    }[kind]
+    messages = chat(RED, "red")
+    messages[0]["content"][0] = part
+    assert rows_of(policy, messages) == rows_of(policy, chat(RED, "red"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            [{"type": "image"}, {"type": "text", "text": "?"}],
+            r"messages\[0\].content: a picture",
+        ),
+        ([{"type": "image", "image": "a.png"}], "never fetched"),
+        ([{"type": "input_audio", "input_audio": {}}], "'input_audio' is not text"),
+        (5, "a string or a list of parts"),
+    ],
+)
+def test_parts_without_tokens_are_refused_and_not_left_out(policy, content, problem):
+    messages = chat(RED, "red")
+    messages[0]["content"] = content
+    with pytest.raises(ConfigError, match=problem):
+        rows_of(policy, messages)
+
+
+def test_parts_of_text_are_the_text_and_not_the_list():
+    tokenizer = char_tokenizer()
+    parts = [{"type": "text", "text": "wha"}, {"type": "text", "text": "t"}]
+    rows = [
+        corpus.sft_rows(
+            tokenizer,
+            {
+                "messages": [
+                    {"role": "user", "content": content},
+                    {"role": "assistant", "content": "yes"},
+                ]
+            },
+            "line 1",
+        )
+        for content in (parts, "what")
+    ]
+    assert rows[0] == rows[1]

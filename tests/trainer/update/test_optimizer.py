@@ -58,13 +58,14 @@ def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_nonfinite_gradient_is_skipped(config, policy):
+def test_nonfinite_gradient_is_skipped_and_named(config, policy, caplog):
     optimizer = build_optimizer(policy, config())
     before = policy.parameters()[0].detach().clone()
     policy.parameters()[0].grad = torch.full_like(before, float("nan"))
-    _, stepped = clipped_step(optimizer, policy, config(), 0, 10)
+    _, stepped = clipped_step(optimizer, policy, config(), 3, 10)
     assert not stepped and torch.equal(policy.parameters()[0], before)
     assert policy.parameters()[0].grad is None
+    assert "step 3: the gradient is not finite" in caplog.text
 
 
 def test_eight_bit_adam_without_its_library_is_plain_adam_with_a_notice(

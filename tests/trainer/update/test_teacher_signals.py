@@ -149,6 +149,32 @@ def test_a_token_of_the_teacher_beyond_the_vocabulary_is_refused(model):
         learner.step([group])
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("distill_token_ids", -1, "token -1 of the teacher is no token"),
+        ("distill_logprobs", 0.7, "0.7, which is no logprob"),
+    ],
+)
+@pytest.mark.parametrize("loss", ["distillation", "reverse_kl"])
+def test_entries_that_are_no_tokens_or_no_logprobs_are_refused(
+    model, loss, field, value, problem
+):
+    learner = learner_of(model, loss=loss)
+    group = taught_group(learner.policy, 2)
+    getattr(group, field)[1][3][1] = value
+    with pytest.raises(InvalidGroup, match=f"of group.*{problem}"):
+        learner.step([group])
+
+
+def test_entries_of_a_prompt_may_be_padded_and_a_sure_token_may_round_above_0(model):
+    learner = learner_of(model, loss="reverse_kl")
+    group = taught_group(learner.policy, 2)
+    group.distill_token_ids[1][0], group.distill_logprobs[1][0] = [-1], [1.0]
+    group.distill_logprobs[1][3][0] = 1e-4
+    assert learner.step([group])["distill_share"] == 1
+
+
 def test_a_run_on_a_teacher_that_no_row_has_is_refused(model):
     learner = learner_of(model, loss="reverse_kl")
     group = taught_group(learner.policy, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -17,13 +15,12 @@ from atroposlib.utils.models.vision import (
     MAX_PICTURES,
     PictureInputs,
     language_model_class,
-    open_picture,
     picture_reader,
 )
 from tests.examples import examples
 from tests.vision import drawing, vision_dir
 
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -115,30 +112,40 @@ def test_pixel_tensors_are_kept_by_digest_and_bounded(loaded, monkeypatch):
     assert reader.inputs(prompts[0], [pictures[0]]).tensors is not first.tensors
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_pictures_of_three_formats_are_read_as_rgb(form):
-    file = io.BytesIO()
-    Image.new("RGB", (5, 4), "red").save(file, form)
-    assert open_picture(file.getvalue()).mode == "RGB"
+def test_pictures_of_a_sequence_are_bounded_together(loaded, monkeypatch):
+    _, _, reader = loaded
+    monkeypatch.setattr(vision, "MAX_SEQUENCE_PIXELS", 2 * 40 * 24)
+    assert asked(reader, drawing("red"), drawing("blue"))
+    with pytest.raises(PictureError, match="have over 1920 pixels"):
+        asked(reader, drawing("red"), drawing("blue"), drawing("green"))
 
 
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (b"not a picture", "not PNG, JPEG or WebP"),
-        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "not PNG, JPEG or WebP"),
-        (drawing("red")[:60], "cannot be decoded"),
-    ],
-)
-def test_other_data_is_refused(data, problem):
-    with pytest.raises(PictureError, match=problem):
-        open_picture(data)
+def test_pictures_in_another_order_than_their_places_are_refused(loaded):
+    _, _, reader = loaded
+    pictures = [drawing("red"), drawing("blue", (64, 48))]
+    ids, _ = asked(reader, *pictures)
+    assert reader.inputs(ids, pictures) is not None
+    if hasattr(reader._processor.image_processor, "crop_size"):
+        return  # squares of a fixed size: every order has the same places
+    with pytest.raises(PictureError, match="in another order than in its prompt"):
+        reader.inputs(ids, pictures[::-1])
 
 
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr(vision, "MAX_PIXELS", 100)
-    with pytest.raises(PictureError, match="11 x 10 pixels; at most 100"):
-        open_picture(drawing("red", (11, 10)))
+def test_places_without_a_picture_are_refused_and_a_word_of_a_question_is_not(loaded):
+    _, _, reader = loaded
+    ids, _ = asked(reader, drawing("red"), "?")
+    with pytest.raises(PictureError, match="without its images"):
+        reader.inputs(ids, [])
+    token = next(iter(reader.token_ids))
+    assert reader.inputs([5, token, 6, token], []) is None
+
+
+@examples(50)
+@given(st.lists(st.sampled_from([1, 2, 3])))
+def test_runs_are_the_lengths_of_neighbouring_placeholders(ids):
+    runs = vision.runs_of(ids, frozenset({2, 3}))
+    assert sum(runs) == sum(i > 1 for i in ids) and all(runs)
+    assert len(runs) == sum(a > 1 and b == 1 for a, b in zip(ids, [*ids[1:], 1]))
 
 
 def test_a_model_of_text_has_no_reader_and_keeps_its_class(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, strategies as st
 
 from example_trainer.run.evaluation import (
     Evaluation,
@@ -135,3 +136,43 @@ def test_a_damaged_record_is_none(tmp_path, text):
     path = tmp_path / "evaluation.json"
     path.write_text(text)
     assert read_record(path) is None and read_record(tmp_path / "none") is None
+
+
+def test_a_figure_that_is_nan_or_infinite_is_named_and_the_others_count(tmp_path):
+    path = write(tmp_path / "metrics.json", {"exact": float("nan"), "n": 4, "large": 10**400})
+    result = read_result("", path)
+    assert result.outcome is EvaluationOutcome.DONE and result.numbers == {"n": 4.0}
+    assert result.problem == f"{path}: exact, large: NaN or infinite"
+    assert "exact" in RUNNING.with_results([result], 1.0).line()
+    alone = read_result("", write(path, {"exact": float("inf")}))
+    assert alone.outcome is EvaluationOutcome.FAILED and "exact: NaN" in alone.problem
+
+
+KEYS = st.sampled_from(
+    ["results", "all", "items", "exact", "standard_errors", "config_general", "partial_of"]
+)
+NUMBERS = st.integers() | st.just(10**400) | st.floats()
+VALUES = st.recursive(
+    NUMBERS | st.none() | st.text(max_size=3) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4) | VALUES, st.sampled_from(["", "sums"]))
+def test_whatever_a_program_writes_is_a_result_or_a_named_failure(
+    tmp_path_factory, document, name
+):
+    path = write(tmp_path_factory.getbasetemp() / "evaluated" / "metrics.json", document)
+    for result in (read_result(name, path), read_partial(name, path, "late")):
+        assert result.numbers or (
+            result.outcome is EvaluationOutcome.FAILED and result.problem
+        )
+        assert json.loads(RUNNING.with_results([result], 1.0).to_json())
+
+
+def test_a_file_nested_too_deeply_is_a_failure(tmp_path):
+    path = tmp_path / "metrics.json"
+    path.write_text('{"a":' * 10**5 + "1" + "}" * 10**5)
+    assert read_result("", path).outcome is EvaluationOutcome.FAILED
+    assert read_partial("", path, "late").outcome is EvaluationOutcome.FAILED
