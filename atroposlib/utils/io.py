@@ -16,11 +16,10 @@ from urllib.parse import quote, unquote
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.text.lines import encodable
 
-DISK_RESERVE_BYTES = (
-    48 * 2**20
-)  # free space that the rollout API leaves on the disk of its store
-BLOCK_BYTES = 4 * 2**20  # of a file that is read in parts
-NAME_CHARS = 120  # of a file name; file systems take 255 bytes, and suffixes follow
+# Free space that the rollout API leaves on the disk of its store.
+DISK_RESERVE_BYTES = 48 * 2**20
+BLOCK_BYTES = 4 * 2**20  # a file is read in parts
+NAME_CHARS = 120  # file systems take 255 bytes, and suffixes follow
 NAME_DIGEST_CHARS = 12
 
 

@@ -35,7 +35,7 @@ _DATA_URLS = (
 _HEAD = re.compile(r"data:image/(?:png|jpe?g|webp);base64,")
 _DATA_URL = re.compile(_HEAD.pattern + r"[A-Za-z0-9+/]+={0,2}")
 TEXT_PARTS = ("text", "input_text", "output_text")
-HEAD_CHARACTERS = 40  # of a data URL, in an error
+HEAD_CHARACTERS = 40  # shown in an error, where data URLs are long
 
 
 def is_picture(url: Any) -> bool:

@@ -58,12 +58,10 @@ class Agreement:
     max_share: float  # share of tokens beyond it
     judges_mean: bool = False
     usual: dict[Tokens, float] = field(default_factory=dict)  # nats per token, so far
-    evidence: dict[str, float] = field(default_factory=dict)  # of a lag, by server
+    evidence: dict[str, float] = field(default_factory=dict)  # sums of lags; keys: servers
     # Comparisons above their limit the last time.
     doubts: set[tuple[Tokens, str]] = field(default_factory=set)
-    before: ScoredRows = (
-        ScoredRows()
-    )  # rows of the last check, with the trainer's logprobs then
+    before: ScoredRows = ScoredRows()  # compared by the next check
 
     @classmethod
     def of(cls, dtype: str, tolerance: float | None = None) -> Agreement:

@@ -21,8 +21,8 @@ class NamedTasks:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
-        self._digest: str | None = None  # of all names
-        self._numbers: dict[str, int] = {}  # by the digest of a task
+        self._digest: str | None = None  # all names
+        self._numbers: dict[str, int] = {}  # keys: digests of tasks
         self._knows_all = False
 
     def __len__(self) -> int:

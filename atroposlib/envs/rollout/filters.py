@@ -204,9 +204,8 @@ def to_wire(group: Mapping[str, Any]) -> ScoredData:
 
 def _is_empty(value: Any) -> bool:
     """Whether ``value`` is a list, or an array, without an entry: the original's missing field."""
-    return (
-        not isinstance(value, (str, Mapping)) and hasattr(value, "__len__") and not len(value)
-    )
+    is_list = hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
+    return is_list and not len(value)
 
 
 def _messages_of(row: Any) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 NO_PILLOW = "pillow is missing: pip install 'atropos-rl[pictures]'"
 MAX_PICTURES = 64  # per sequence
-MAX_SEQUENCE_PIXELS = 2**27  # of all pictures, which are decoded at once
+MAX_SEQUENCE_PIXELS = 2**27  # all pictures are decoded at once
 KEPT = 16  # sequences whose pixel tensors the reader keeps
 # Outputs of a processor about tokens; the rest is about pixels.
 TOKEN_OUTPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")

@@ -114,14 +114,7 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
         if group.expected is not None:
             queued |= _complete(counters, group.env, group.expected, put.complete)
         answers.append(Stored(new.gid, duplicate=False, state=new.state))
-    of_buffers = {
-        i
-        for i, (group, answer) in enumerate(zip(groups, answers))
-        if group.expected is not None or answer.state is GroupState.BUFFERED
-    }
-    return (
-        _as_it_is_now(counters, groups, answers, queued, of_buffers) if of_buffers else answers
-    )
+    return _as_it_is_now(counters, groups, answers, queued)
 
 
 def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
@@ -280,32 +273,28 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
     return sorted(buffer)
 
 
+_BUFFERED = "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
+
+
 def _as_it_is_now(
     counters: QueueCounters,
     groups: Sequence[NewGroup],
     answers: list[Stored],
     queued: set[int],
-    of_buffers: set[int],
 ) -> list[Stored]:
-    """The results after the whole put: a later group may have completed an earlier group.
-
-    Args:
-        of_buffers: places of the groups that are, or were, in a buffer.
-    """
-    counters.write()
-    rows = counters.connection.execute(
-        "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
-    )
-    held: Counter[int] = Counter()
-    for env, sequences in rows:
-        held[env] += sequences
-    return [
-        replace(
-            answer,
-            state=GroupState.PENDING if answer.gid in queued else answer.state,
-            buffered=held[env_column(groups[i].env)],
-        )
-        if i in of_buffers
-        else answer
-        for i, answer in enumerate(answers)
+    """The results after the whole put: a later group may have completed an earlier group."""
+    of_buffers = [
+        i
+        for i, (group, answer) in enumerate(zip(groups, answers))
+        if group.expected is not None or answer.state is GroupState.BUFFERED
     ]
+    if of_buffers:
+        counters.write()
+        held: Counter[int] = Counter()
+        for env, sequences in counters.connection.execute(_BUFFERED):
+            held[env] += sequences
+        for i in of_buffers:
+            state = GroupState.PENDING if answers[i].gid in queued else answers[i].state
+            buffered = held[env_column(groups[i].env)]
+            answers[i] = replace(answers[i], state=state, buffered=buffered)
+    return answers
