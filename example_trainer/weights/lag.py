@@ -60,13 +60,12 @@ def lag_of(
     """
     rows = _distinct_tokens(before, new, theirs)
     tokens = np.concatenate([np.empty((3, 0)), *rows], axis=1)  # (3, N)
-    new_N, before_N, theirs_N = tokens[
-        :, np.isfinite(tokens).all(0) & (tokens[0] != tokens[1])
-    ]
-    if not len(new_N):
-        return ServerLag()
+    new_N, before_N, theirs_N = tokens[:, np.isfinite(tokens).all(0)]
+    moved_N = (new_N - before_N) ** 2
     to_new_N, to_before_N = (theirs_N - new_N) ** 2, (theirs_N - before_N) ** 2
-    r_N = (to_new_N - to_before_N) / (to_new_N + to_before_N + (new_N - before_N) ** 2)
+    has_moved_N = moved_N > 0
+    r_N = (to_new_N - to_before_N)[has_moved_N]
+    r_N /= (to_new_N + to_before_N + moved_N)[has_moved_N]
     size = float(np.sqrt(r_N @ r_N))
     score = float(r_N.sum()) / size if size else 0.0
     return ServerLag(len(r_N), int((r_N > 0).sum()), score)

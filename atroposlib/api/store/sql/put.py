@@ -114,7 +114,9 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
         if group.expected is not None:
             queued |= _complete(counters, group.env, group.expected, put.complete)
         answers.append(Stored(new.gid, duplicate=False, state=new.state))
-    return _as_it_is_now(counters, groups, answers, queued)
+    if any(answer.state is GroupState.BUFFERED for answer in answers):
+        return _as_it_is_now(counters, groups, answers, queued)
+    return answers
 
 
 def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
@@ -273,9 +275,6 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
     return sorted(buffer)
 
 
-_BUFFERED = "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
-
-
 def _as_it_is_now(
     counters: QueueCounters,
     groups: Sequence[NewGroup],
@@ -283,18 +282,18 @@ def _as_it_is_now(
     queued: set[int],
 ) -> list[Stored]:
     """The results after the whole put: a later group may have completed an earlier group."""
-    of_buffers = [
-        i
-        for i, (group, answer) in enumerate(zip(groups, answers))
-        if group.expected is not None or answer.state is GroupState.BUFFERED
+    counters.write()
+    rows = counters.connection.execute(
+        "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
+    )
+    held: Counter[int] = Counter()
+    for env, sequences in rows:
+        held[env] += sequences
+    return [
+        replace(
+            answer,
+            state=GroupState.PENDING if answer.gid in queued else answer.state,
+            buffered=held[env_column(group.env)],
+        )
+        for group, answer in zip(groups, answers)
     ]
-    if of_buffers:
-        counters.write()
-        held: Counter[int] = Counter()
-        for env, sequences in counters.connection.execute(_BUFFERED):
-            held[env] += sequences
-        for i in of_buffers:
-            state = GroupState.PENDING if answers[i].gid in queued else answers[i].state
-            buffered = held[env_column(groups[i].env)]
-            answers[i] = replace(answers[i], state=state, buffered=buffered)
-    return answers
