@@ -103,6 +103,7 @@ class Serve:
         runtime.metrics_logger.sinks.append(runtime.group_stats.reports)
         self._heart: asyncio.Future[None] | None = None
         self._next: RolloutTask | None = None  # wanted, and not admitted yet
+        self._has_no_item = False
 
     def _source(self) -> EnvSource:
         env = self.runtime.env
@@ -338,6 +339,7 @@ class Serve:
             if self.shutdown.requested.is_set():
                 return
             job = self._next or runtime.pool.next_waiting() or await runtime.new_job()
+            self._has_no_item = job is None
             if job is None:
                 return
             self._next = job  # kept if this call is interrupted
@@ -372,7 +374,9 @@ class Serve:
             self.waits.clear("trainer")
             dropped = self.runtime.group_stats.mostly_dropped()
             self.phase = EnvPhase.MOSTLY_DROPPED if dropped else EnvPhase.ROLLOUT
-            if dropped or pool.consecutive_empty_items >= limit:
+            if pool.busy == 0 and self._has_no_item:
+                self.waits.start("groups", "an item: get_next_item returned None")
+            elif dropped or pool.consecutive_empty_items >= limit:
                 none = f"none in the last {pool.consecutive_empty_items} items"
                 self.waits.start("groups", f"a group worth keeping: {dropped or none}")
             else:

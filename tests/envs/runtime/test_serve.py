@@ -95,6 +95,29 @@ async def test_a_dropped_group_is_shown_by_the_explorer_and_delays_no_rollout(
     await asyncio.wait_for(serving, WAIT_S)
 
 
+async def test_an_environment_without_an_item_names_its_wait_until_one_comes(
+    api, fake, inference_url, toy_config
+):
+    api.trainer(batch_size=4, num_steps=10)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
+    next_item, items = env.get_next_item, asyncio.Event()
+
+    async def next_item_if_any():
+        return await next_item() if items.is_set() else None
+
+    env.get_next_item = next_item_if_any
+    serving = asyncio.ensure_future(env.env_manager())
+    expected = "an item: get_next_item returned None"
+    await eventually(
+        lambda: env._atropos.serving and env._atropos.serving.waiting_on == expected
+    )
+    items.set()
+    await eventually(lambda: env._atropos.group_stats.sent > 0)
+    await eventually(lambda: env._atropos.serving.waiting_on != expected)
+    env._atropos.serving.shutdown.request("test")
+    await asyncio.wait_for(serving, WAIT_S)
+
+
 async def test_two_batches_ahead_are_generated_while_one_is_trained(
     api, fake, inference_url, toy_config
 ):
