@@ -136,7 +136,7 @@ def test_full_disk_stops_the_trainer_and_keeps_all_checkpoints(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model_dir, "sync", full)
+        patch.setattr(model_dir, "sync_path", full)
         with pytest.raises(CheckpointError, match="step_2 could not be written"):
             life.step()
     assert start().state.step == 1

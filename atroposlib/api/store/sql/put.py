@@ -100,10 +100,8 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
     queued: set[int] = set()
     for i, group in enumerate(groups):
         key = group.key
-        if key is None:  # recognized by its digest, while its reply is in doubt
-            old = repeats.get(i)
-        else:
-            old = known.get(key)
+        # A group without a key is recognized by its digest, while its reply is in doubt.
+        old = repeats.get(i) if key is None else known.get(key)
         if old is not None:
             answers.append(Stored(old.gid, duplicate=True, state=old.state))
             continue
@@ -114,8 +112,13 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
         if group.expected is not None:
             queued |= _complete(counters, group.env, group.expected, put.complete)
         answers.append(Stored(new.gid, duplicate=False, state=new.state))
-    if any(answer.state is GroupState.BUFFERED for answer in answers):
-        return _as_it_is_now(counters, groups, answers, queued)
+    in_buffers = [
+        i
+        for i, (group, answer) in enumerate(zip(groups, answers))
+        if group.expected is not None or answer.state is GroupState.BUFFERED
+    ]
+    if in_buffers:
+        _note_current(counters, groups, answers, queued, in_buffers)
     return answers
 
 
@@ -275,13 +278,14 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
     return sorted(buffer)
 
 
-def _as_it_is_now(
+def _note_current(
     counters: QueueCounters,
     groups: Sequence[NewGroup],
     answers: list[Stored],
     queued: set[int],
-) -> list[Stored]:
-    """The results after the whole put: a later group may have completed an earlier group."""
+    in_buffers: Sequence[int],
+) -> None:
+    """Set the answers to what holds after the whole put: a later group may complete an earlier one."""
     counters.write()
     rows = counters.connection.execute(
         "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
@@ -289,11 +293,7 @@ def _as_it_is_now(
     held: Counter[int] = Counter()
     for env, sequences in rows:
         held[env] += sequences
-    return [
-        replace(
-            answer,
-            state=GroupState.PENDING if answer.gid in queued else answer.state,
-            buffered=held[env_column(group.env)],
-        )
-        for group, answer in zip(groups, answers)
-    ]
+    for i in in_buffers:
+        state = GroupState.PENDING if answers[i].gid in queued else answers[i].state
+        buffered = held[env_column(groups[i].env)]
+        answers[i] = replace(answers[i], state=state, buffered=buffered)
