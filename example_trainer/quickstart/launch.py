@@ -28,6 +28,7 @@ from atroposlib.processes import (
     StopRequest,
     answers,
 )
+from atroposlib.processes.supervisor import RestartRule
 from atroposlib.run_status.ended import recorded_outcome
 from atroposlib.run_status.sources import Sources, version_of
 from atroposlib.run_status.view import View, open_view, print_plain
@@ -164,7 +165,7 @@ def shown_path(path: Path) -> Path:
 
 
 class QuickstartRun(LocalRun):
-    """Run from its first process to its last."""
+    """Run from its first process to its last; ``rule`` replaces the restart by hand."""
 
     def __init__(
         self,
@@ -172,6 +173,7 @@ class QuickstartRun(LocalRun):
         children: Children,
         stop: StopRequest,
         view: View,
+        rule: RestartRule | None = None,
     ) -> None:
         self.started, self.started_at = time.monotonic(), time.time()
         self.trained_s = 0.0  # time from the first process to the end of the trainer
@@ -193,7 +195,7 @@ class QuickstartRun(LocalRun):
             with_names(processes(plan, shares)),
             children,
             stop,
-            self.by_hand,
+            rule or self.by_hand,
             view,
             sources,
             may_end=self._may_end,
