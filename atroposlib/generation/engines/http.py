@@ -67,7 +67,7 @@ class HttpClient:
     """Connections to a server, opened as requests need them.
 
     Small pools: for each request httpx goes over all pairs of connections of its pool. With 128
-    connections in one pool a request takes 15 ms of CPU, with pools of 8 it takes 1 ms
+    connections in one pool a request takes 20 ms of CPU, with pools of 8 it takes 1 ms
     (benchmarks/bench_connections.py).
     """
 
