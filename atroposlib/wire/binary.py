@@ -87,8 +87,8 @@ ALLOWED = {
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _NOT_FLAT = (*CHOICES, "routed_experts")
-# fields held in memory, also for a large group
 _DISTILLED = {"distill_counts", *CHOICES}
+# fields held in memory, also for a large group
 _HELD = ("seq_lens", "scores", "distill_counts", "rest")
 _COPIED = {IMAGES: LARGE_IMAGES}  # largest text that is copied out of a body
 MAX_DIGITS = 4300  # limit of Python and msgspec for an integer

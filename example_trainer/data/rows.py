@@ -176,9 +176,8 @@ def to_rows(
     if isinstance(needs_G, bool):
         needs_G = [needs_G] * len(groups)
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
-    unfit: set[str | None] = (
-        set()
-    )  # environments whose pictures do not fit: a row of each is noted
+    # Environments whose pictures do not fit: a row of each is noted.
+    unfit: set[str | None] = set()
     for number, group in enumerate(groups):
         rules = _Rules(max_tokens, needs_G[number], unknown_temperature)
         pictured = has_images(group.images)

@@ -335,7 +335,9 @@ def endpoints(
 
 def published_address(file: Path) -> str | None:
     """Return the address in a file; None until a process has published its own."""
-    return file.read_text(encoding="utf-8").strip() or None if file.exists() else None
+    if not file.exists():
+        return None
+    return file.read_text(encoding="utf-8").strip() or None
 
 
 def published_teachers(

@@ -33,9 +33,10 @@ MAX_SHARE = {"float32": 0.01, "bfloat16": 0.25}
 START_NATS = 0.1  # most mean of bfloat16 before anything was compared
 TIMES_USUAL = 2.5
 AT_ONCE_NATS = 0.2  # a mean above it and above twice the limit is refused the first time
-# Of the scores of a lag, each less the allowance, summed over checks. A server that no step moves
-# exceeds the sum by chance once in a million checks.
-ALLOWANCE, MOST_EVIDENCE = 1.0, 7.0
+# Evidence against a server: the scores of its lag, each less the allowance, summed over checks. A
+# correct server exceeds it by chance once in a million checks, where a step moves nothing.
+ALLOWANCE = 1.0
+MOST_EVIDENCE = 7.0
 MEMORY = 0.8  # share of the moving mean that a comparison leaves as it was
 
 

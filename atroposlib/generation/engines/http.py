@@ -95,7 +95,7 @@ class HttpClient:
             direct = httpx.AsyncHTTPTransport(verify=_tls(), socket_options=kept_alive())
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
-            headers=self.headers,
+            headers={**JSON_HEADERS, **self.headers},
             transport=direct,
             verify=_tls(),
         )
@@ -147,7 +147,8 @@ class HttpClient:
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         content = None if json is None else JSON_FORM.encode(json).encode()
-        headers, pool = _with_routing_key(headers), self._pool_with_room()
+        headers = _with_routing_key(headers)
+        pool = self._pool_with_room()
         request = asyncio.ensure_future(
             pool.client.request(method, url, content=content, headers=headers, timeout=timeout)
         )
@@ -201,7 +202,7 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
     key = current_call.get().routing_key
-    return {**JSON_HEADERS, **({ROUTING_HEADER: key} if key else {}), **(headers or {})}
+    return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
 def read_reply(response: httpx.Response) -> JsonReply:

@@ -53,6 +53,18 @@ def server(model):
             process.kill()
 
 
+def run_python(folder, *words):
+    """A finished process of Python in a folder, without the hub."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
 @pytest.fixture
 def environment(tmp_path):
     """Run ``sums.py process`` with flags; returns status and output lines."""
@@ -60,14 +72,7 @@ def environment(tmp_path):
 
     def run(url, *flags):
         words = ["process", "--openai.base_url", f"{url}/v1", "--env.total_steps", "2", *flags]
-        done = subprocess.run(
-            [sys.executable, "sums.py", *words],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
+        done = run_python(tmp_path, "sums.py", *words)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -88,14 +93,7 @@ def test_a_model_that_is_not_served_is_refused_with_the_served_name(server, envi
 def test_env_try_takes_both_names_from_the_server(server, tmp_path):
     (tmp_path / "sums.py").write_text(SUMS.replace("sums.cli()", ""))
     words = ["-m", "atroposlib.cli.atropos", "env", "try", "sums.py", "-n", "1"]
-    done = subprocess.run(
-        [sys.executable, *words, "--url", f"{server}/v1"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = run_python(tmp_path, *words, "--url", f"{server}/v1")
     assert done.returncode == 0, done.stderr
     assert "rollout 1 of 1" in done.stdout and "reward 1" in done.stdout
 
@@ -140,14 +138,7 @@ Loader.cli()
 def test_an_environment_that_calls_no_model_waits_for_no_server(mode, model, tmp_path):
     (tmp_path / "loader.py").write_text(LOADER)
     words = [mode, "--env.tokenizer_name", str(model), "--env.total_steps", "2"]
-    done = subprocess.run(
-        [sys.executable, "loader.py", *words],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = run_python(tmp_path, "loader.py", *words)
     assert done.returncode == 0, done.stderr
     assert "waiting for" not in done.stderr
 
