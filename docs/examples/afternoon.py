@@ -67,7 +67,7 @@ sweep: {{lr: [1e-3, 6e-3], seed: {seeds}}}
 TEXTS = """
 import sys
 from atroposlib import load_rollouts
-rows = load_rollouts(sys.argv[1], text=True, env="whole_0")
+rows = load_rollouts(sys.argv[1], text=True, env="first")
 print(len(rows), "rollouts;", "best:", max((row["reward"], row["answer"]) for row in rows))
 """
 

@@ -97,7 +97,7 @@ class RunRollouts:
         envs = envs_called(name, sorted(known))
         if known and not envs:
             listed = ", ".join(sorted(known))
-            raise ConfigError(f"env={name}: this run has no such environment, but {listed}")
+            raise ConfigError(f"env={name}: no rollouts of it in this run, only of {listed}")
         return envs
 
     @property
