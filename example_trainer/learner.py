@@ -20,6 +20,7 @@ import torch
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.tokenizers.vocabulary import vocabulary_map
 from atroposlib.wire import MASKED_LOGPROB, MAX_LOGPROB, ClaimedBatch, ScoredData
+from atroposlib.wire.columns import from_group
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare_parts
 from example_trainer.advantage.roles import RoleBaselines
@@ -143,6 +144,7 @@ def training_rows(
         starts=state.starts,
         read_pictures=policy.pictures.inputs if policy.pictures else None,
     )
+    require_known_tokens(batch.rows, policy.vocab_size)
     require_known_candidates(batch.rows, policy.vocab_size)
     replays = policy.module.replay is not None
     if replays and not all(row.routed_experts for row in batch.rows if row.trained):
@@ -150,6 +152,15 @@ def training_rows(
     for note in sorted(batch.notes) if policy.world.is_rank0 else ():
         warn_once(note)
     return batch
+
+
+def require_known_tokens(rows: Sequence[Row], vocab_size: int) -> None:
+    """Raise InvalidGroup for a token that the policy has no logit for."""
+    for row in rows:
+        if (largest := max(row.tokens)) >= vocab_size:
+            where = f" of group {row.group} of environment {row.environment or 'unnamed'}"
+            problem = f"token {largest} is beyond the {vocab_size} tokens of the policy: sample with it"
+            raise InvalidGroup("tokens", where, problem)
 
 
 def require_known_candidates(rows: Sequence[Row], vocab_size: int) -> None:
@@ -210,6 +221,8 @@ class Learner:
         Raises:
             InvalidGroup: a group cannot be trained on; names the field.
         """
+        for group in groups:
+            from_group(group)  # raises what the rollout API would refuse
         cfg, models, state = self.cfg, self.models, self.state
         batch = training_rows(groups, cfg, models.policy, state)
         prepared = models.prepare(batch.rows, cfg, state.version)

@@ -15,8 +15,9 @@ from types import MappingProxyType
 
 import torch
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.command import plugins
+from atroposlib.wire import MAX_LOGPROB
 from example_trainer.advantage import estimators
 from example_trainer.advantage.gae import token_advantages
 from example_trainer.advantage.rewards import TRUNCATED, rows_by_group
@@ -245,7 +246,10 @@ def _fresh(row: Row, settings: ObjectiveSettings, version: int, counts: Counter[
 
 
 def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[list[float]]:
-    """Logprobs of the reference, or the environment's where a row has ``ref_logprobs``."""
+    """Logprobs of the reference, or the environment's where a row has ``ref_logprobs``.
+
+    Raises InvalidGroup: an environment's is no logprob, as the mark of masked tokens, 1.
+    """
     missing = [row for row in rows if row.ref_logprobs is None]
     if missing and reference is None:
         names = ", ".join(sorted({row.environment or "unnamed" for row in missing}))
@@ -255,9 +259,22 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
         )
     scored = iter(reference.trained_logprobs(missing) if reference and missing else [])
     return [
-        next(scored) if row.ref_logprobs is None else at_trained(row, row.ref_logprobs)
+        next(scored) if row.ref_logprobs is None else _sent_reference(row, row.ref_logprobs)
         for row in rows
     ]
+
+
+def _sent_reference(row: Row, logprobs: Sequence[float]) -> list[float]:
+    logprobs_T = at_trained(row, logprobs)
+    for value in logprobs_T:
+        if not value <= MAX_LOGPROB:  # also NaN
+            raise InvalidGroup(
+                "ref_logprobs",
+                f" of group {row.group} of environment {row.environment or 'unnamed'}",
+                f"{value:g} at a trained token is no logprob: send the reference's logprob of"
+                " every trained token, or leave the field out and set reference_model",
+            )
+    return logprobs_T
 
 
 def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[list[float]]:

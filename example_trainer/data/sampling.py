@@ -9,6 +9,7 @@ logprobs of the sampler   scaled by it: compared with the trainer's
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -60,12 +61,32 @@ def spans_of(group: ScoredData, g: int) -> list[SampledSpan]:
 
 
 def temperature_of(group: ScoredData, g: int) -> float | None:
-    """Temperature outside spans: row override, else generation_params or group_overrides."""
+    """Temperature outside spans: row override, else generation_params or group_overrides.
+
+    Raises InvalidGroup: it is no finite number from 0 on.
+    """
     override = (group.overrides[g] if group.overrides else None) or {}
-    for source in (override, group.generation_params or {}, group.group_overrides or {}):
-        if (value := source.get("temperature")) is not None:
-            return float(value)
+    sources = {
+        f"overrides[{g}]": override,
+        "generation_params": group.generation_params or {},
+        "group_overrides": group.group_overrides or {},
+    }
+    for source, values in sources.items():
+        if (value := values.get("temperature")) is not None:
+            return _number_from_0(value, source, group)
     return None
+
+
+def _number_from_0(value: Any, source: str, group: ScoredData) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        name = named_environment(group) or "unnamed"
+        problem = f"temperature {value!r:.40} is no finite number from 0 on"
+        raise InvalidGroup(source, f" of environment {name}", problem)
+    return number
 
 
 def named_environment(group: ScoredData) -> str | None:

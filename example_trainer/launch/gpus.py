@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
@@ -23,6 +24,7 @@ from example_trainer.launch.servers import choose_engine
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA, ROCm, CUDA under Windows
+MIG = "MIG-"  # names of instances of a GPU in parts
 # Of the memory of a GPU that a server shares with the trainer; an engine alone takes 0.9.
 SHARED = 0.4
 ALONE = 0.9
@@ -56,8 +58,9 @@ def visible_gpus() -> tuple[str, ...]:
 
     count = torch.cuda.device_count()
     named = os.environ.get(VARIABLE)
-    names = named.split(",") if named else [str(gpu) for gpu in range(count)]
-    return tuple(name.strip() for name in names[:count])
+    names = _names_of(named) if named else [str(gpu) for gpu in range(count)]
+    # CUDA shows a process the first of several MIG instances, and each child may get another.
+    return tuple(names if count and names[0].startswith(MIG) else names[:count])
 
 
 def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False) -> GpuShares:
@@ -67,6 +70,8 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
         ConfigError: there are fewer GPUs than the servers or the ranks need.
     """
     wanted, count = plan.inference, servers_of(plan)
+    if any(gpu.startswith(MIG) for gpu in visible):
+        _require_single_gpus(plan)
     unshared = {name: (None, own.memory_share) for name, own in plan.teachers.items()}
     as_named = GpuShares(
         (None,) * count, plan.trainer.gpus, wanted.memory_share, teachers=unshared
@@ -82,10 +87,12 @@ def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False)
     if VARIABLE not in wanted.env:
         parts = (of_servers[i * size : (i + 1) * size] for i in range(count))
         servers = tuple(",".join(part) for part in parts)
-    trainer = ",".join(of_trainer) or None
+    trainer = ",".join(of_trainer) or (None if trainer_on_cpu else plan.trainer.gpus or None)
     both = sorted(set(of_servers) & set(of_trainer))
     share = wanted.memory_share or share_of(of_servers, taken, of_trainer)
-    lines = [f"GPUs: inference {', '.join(of_servers)}; trainer {trainer or 'none'}"]
+    lines = [
+        f"GPUs: inference {', '.join(dict.fromkeys(of_servers))}; trainer {trainer or 'none'}"
+    ]
     if both and share is not None and wanted.memory_share is None:
         lines.append(_about_shares(plan, both, share))
     teachers = {}
@@ -123,8 +130,11 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
     wanted = plan.inference
     needed = servers_of(plan) * wanted.tensor_parallel
     if VARIABLE in wanted.env:
-        return _names_of(wanted.env[VARIABLE])
-    part = _part_of(visible, wanted.first_gpu, needed, _named_for_trainer(plan))
+        names, size = _names_of(wanted.env[VARIABLE]), wanted.tensor_parallel
+        _require_enough(names, size, f"inference.env.{VARIABLE}", "inference.tensor_parallel")
+        # All servers have the same variable, so that each takes its first GPUs.
+        return names[:size] * servers_of(plan) + names[size:]
+    part = _part_of(visible, wanted.first_gpu, needed, _named_for_trainer(plan) or ())
     if len(part) < needed:
         raise ConfigError(
             f"inference.count={servers_of(plan)} servers with inference.tensor_parallel="
@@ -148,7 +158,7 @@ def _gpus_of_teachers(
     plan: Plan, visible: Sequence[str], of_servers: Sequence[str]
 ) -> dict[str, list[str]]:
     """GPUs of each teacher: as named, else the next free GPUs, else the first."""
-    taken, parts = {*of_servers, *_named_for_trainer(plan)}, {}
+    taken, parts = {*of_servers, *(_named_for_trainer(plan) or ())}, {}
     for name, section in plan.teachers.items():
         needed = section.tensor_parallel
         if VARIABLE in section.env:
@@ -167,9 +177,12 @@ def _gpus_of_teachers(
 
 def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -> list[str]:
     """GPUs of the ranks: as named, else the next after the servers', else the last GPUs."""
-    if named := _named_for_trainer(plan):
+    needed, named = plan.trainer.nproc, _named_for_trainer(plan)
+    if named is not None:
+        in_env = VARIABLE in plan.trainer.env
+        setting = f"trainer.env.{VARIABLE}" if in_env else "trainer.gpus"
+        _require_enough(named, needed, setting, "trainer.nproc")
         return named
-    needed = plan.trainer.nproc
     if len(visible) < needed:
         raise ConfigError(
             f"trainer.nproc={needed} ranks need as many GPUs, and {len(visible)} are visible:"
@@ -179,12 +192,36 @@ def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -
     return free[:needed] if len(free) >= needed else list(visible[-needed:])
 
 
-def _named_for_trainer(plan: Plan) -> list[str]:
-    return _names_of(plan.trainer.env.get(VARIABLE) or plan.trainer.gpus or "")
+def _named_for_trainer(plan: Plan) -> list[str] | None:
+    """GPUs that the plan names for the trainer, empty if it names none of them; None: no names."""
+    named = plan.trainer.env.get(VARIABLE, plan.trainer.gpus or None)
+    return None if named is None else _names_of(named)
 
 
 def _names_of(gpus: str) -> list[str]:
-    return [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
+    """The names before the first that is negative, at which CUDA stops reading."""
+    names = [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
+    return list(takewhile(lambda name: not name.startswith("-"), names))
+
+
+def _require_enough(names: Sequence[str], needed: int, setting: str, wants: str) -> None:
+    """Refuse a list with a name twice, which CUDA takes for none, or of too few GPUs."""
+    if len({*names}) < len(names) or 0 < len(names) < needed:
+        raise ConfigError(
+            f"{setting} names {','.join(names)}, and {wants}={needed} needs {needed} different GPUs"
+        )
+
+
+def _require_single_gpus(plan: Plan) -> None:
+    sizes = {"trainer.nproc": plan.trainer.nproc}
+    sizes["inference.tensor_parallel"] = plan.inference.tensor_parallel
+    for name, section in plan.teachers.items():
+        sizes[f"teachers.{name}.tensor_parallel"] = section.tensor_parallel
+    for setting, size in sizes.items():
+        if size > 1:
+            raise ConfigError(
+                f"{setting}={size}: CUDA gives a process one MIG instance; set 1"
+            )
 
 
 def _about_shares(plan: Plan, both: Sequence[str], share: float) -> str:

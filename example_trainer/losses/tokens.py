@@ -18,12 +18,12 @@ class TokenMask:
     """Trained entries of (B, T) tensors, and the weight of each."""
 
     trained: Tensor  # (B, T) bool
-    weights: Tensor  # (B, T); 0 where not trained
+    weights: Tensor  # (B, T); 0 where not trained, and where a trained token is left out
 
     @classmethod
-    def of(cls, loss_mask: Tensor) -> TokenMask:
+    def of(cls, loss_mask: Tensor, trained: Tensor | None = None) -> TokenMask:
         # "!= 0" and not "> 0": a NaN weight counts as trained and makes the loss NaN.
-        return cls(loss_mask != 0, loss_mask)
+        return cls(loss_mask != 0 if trained is None else trained, loss_mask)
 
     def only(self, values: Tensor) -> Tensor:
         """``values``, 0 where not trained, in float32 at least.
@@ -65,10 +65,13 @@ class LossInputs:
     teacher_mask: Tensor | None = None  # (B, T, K) which candidates there are; None: all
     teacher_sampled: Tensor | None = None  # (B, T) of the sampled token; above 0: absent
     clipped: list[Tensor] = field(default_factory=list)  # a loss that clips adds (B, T) bool
+    # (B, T) bool, None: where the weight is not 0. A trained token of weight 0 adds nothing to the
+    # loss, and counts in the ratio and the importance weight of its sequence.
+    trained: Tensor | None = None
 
     @cached_property
     def tokens(self) -> TokenMask:
-        return TokenMask.of(self.loss_mask)
+        return TokenMask.of(self.loss_mask, self.trained)
 
     def log_ratio(self, centre_logprobs: Tensor) -> Tensor:
         """(B, T) log p - log p_centre, not bounded, 0 where not trained."""

@@ -109,12 +109,13 @@ class LossPart:
         sums: StepMetrics,
     ) -> Tensor:
         """The sum of the losses of this part's tokens in a micro-batch; metrics go to ``sums``."""
-        batch, scored = whole, scores.mask
+        weights, scored = whole.loss_mask, scores.mask
         if self.name is not None:
             is_member = [[row in self._members] for row in row_ids] or [[False]]
             members = torch.tensor(is_member, device=scored.device)  # (B, 1)
-            batch = replace(whole, loss_mask=torch.where(members, whole.loss_mask, 0.0))
-            scored = scored & members
+            weights, scored = torch.where(members, weights, 0.0), scored & members
+        # A token without enough entropy has no weight, and belongs to its sequence all the same.
+        batch = replace(whole, loss_mask=weights, trained=scored)
         loss_sum, metrics = self._loss_of(batch, self.settings)
         regularisers, kl_metric = self._regularisers(scores, batch, reference, scored)
         loss_sum = loss_sum + regularisers

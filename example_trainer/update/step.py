@@ -162,7 +162,8 @@ class _Update:
         self.teacher_R_T: list[list[float]] | None = None  # of the sampled tokens
         if any(part.needs_teacher_sampled for part in self.parts):
             self.teacher_R_T = [row.trained_teacher_logprobs for row in rows]
-        # Logprobs of rows that this rank scored, before the step; empty for all further rows.
+        # Logprobs of rows that this rank scored, before the step; empty for all further rows, unless a
+        # loss has a batch mask.
         self.own_R_T: list[list[float]] = [[] for _ in rows]
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
         self.versions_R_T = [row.comparable_versions for row in rows] if self.check else []
@@ -225,7 +226,10 @@ class _Update:
         masks_P = [losses.batch_mask_of(part.settings.loss) for part in self.parts]
         if not any(masks_P):
             return None
-        proximal_R_T = self.proximal_R_T or self.policy.trained_logprobs(self.prepared.rows)
+        proximal_R_T = self.proximal_R_T
+        if proximal_R_T is None:
+            proximal_R_T = self.policy.trained_logprobs(self.prepared.rows)
+            self.own_R_T = proximal_R_T  # of all ranks, for the masks of later epochs
         kept_R_T = [[True] * len(row.trained) for row in self.prepared.rows]
         for part, mask_of in zip(self.parts, masks_P):
             if mask_of is None:

@@ -12,6 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+# Rows of a group begin alike, so that their first tokens have one entropy, which separate passes
+# round apart by about 1e-6: what is kept would depend on the packing.
+TIE_NATS = 1e-4
+
 
 def keep_top(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[list[bool]]:
     """For every trained token whether it is kept: ``share`` of all, at least one, ties too.
@@ -24,6 +28,7 @@ def keep_top(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[lis
     numbers = [x for row in entropies_R_T for x in row if not math.isnan(x)]
     if not numbers:
         return [[True] * len(row) for row in entropies_R_T]
-    count = max(1, math.ceil(share * len(numbers)))
-    least = sorted(numbers, reverse=True)[count - 1]
+    # 0.55 x 100 is a little above 55.
+    count = max(1, math.ceil(share * len(numbers) - 1e-9))
+    least = sorted(numbers, reverse=True)[count - 1] - TIE_NATS
     return [[not x < least for x in row] for row in entropies_R_T]

@@ -133,6 +133,9 @@ def mixed(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
         update={
             "lr": 1.0,  # steps of plain SGD are gradients
             "max_grad_norm": 1e9,
+            "loss": "m2po",  # its mask is over the rows of all ranks, in each epoch
+            "m2_threshold": 1e-9,
+            "ppo_epochs": 2,
             "algorithms": {
                 "a": Algorithm(loss="gspo", loss_aggregation="sequence", weight=0.5),
                 "b": Algorithm(loss="cross_entropy"),

@@ -42,10 +42,9 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
             "distill_kl": tokens.total(divergence),
             "distill_share": tokens.total(of_both.has_teacher),
         }
-    mask, candidates = batch.loss_mask, batch.teacher_mask
-    share, log_share = teacher_shares(teacher, mask, candidates, tau)
+    share, log_share = teacher_shares(teacher, tokens.trained, batch.teacher_mask, tau)
     gap = share * (log_share - _where_shared(share, student))
-    return distill_sum(student, teacher, mask, candidates, tau), {
+    return distill_sum(student, teacher, batch.loss_mask, batch.teacher_mask, tau), {
         "distill_kl": tokens.total(tau**2 * gap.sum(-1)),
         "distill_share": tokens.total((share != 0).any(-1)),
     }

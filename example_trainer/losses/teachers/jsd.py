@@ -43,7 +43,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
             "distill_jsd": tokens.total(divergence),
             "distill_share": tokens.total(of_both.has_teacher),
         }
-    share, log_share = teacher_shares(teacher, batch.loss_mask, batch.teacher_mask, tau)
+    share, log_share = teacher_shares(teacher, tokens.trained, batch.teacher_mask, tau)
     is_entry = share != 0
     # 0 where there is no entry, before anything is computed: 0 x inf would be NaN.
     log_student = torch.where(is_entry, at_least_float32(student), 0.0)

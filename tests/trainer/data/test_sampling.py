@@ -44,6 +44,16 @@ def test_a_span_counts_more_than_what_the_group_names():
     assert found.trained_temperatures == [0.9, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "hot", [0.7]])
+@pytest.mark.parametrize("source", ["overrides", "generation_params", "group_overrides"])
+def test_a_temperature_that_is_no_number_from_0_on_is_refused_with_its_environment(
+    source, value
+):
+    named = [{"temperature": value}] if source == "overrides" else {"temperature": value}
+    with pytest.raises(InvalidGroup, match=rf"{source}.* of environment maths: temperature"):
+        rows_of(metadata={"env": "maths"}, **{source: named})
+
+
 def test_rows_without_a_temperature_are_warned_of_assumed_or_refused():
     for spans in ((), (span(2, 4, 0.5),)):  # none, and not of every trained token
         batch = rows_of(*spans)

@@ -11,6 +11,7 @@ from tests.trainer.launch.launch_plans import plan
 
 VLLM = "inference.engine=vllm"
 EIGHT = tuple("01234567")
+TEACHERS = ("teachers.big.model=M", "teachers.big.engine=vllm", "teachers.small.model=S")
 
 
 def shares(visible, *words, cpu=False):
@@ -69,6 +70,84 @@ def test_a_server_with_gpus_of_its_own_env_keeps_them():
     assert (found.servers, found.trainer) == ((None,), "0")
 
 
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        # Both see the same list, and a server takes its first GPU: half of 0.9 each.
+        (("inference.count=2", "inference.env.CUDA_VISIBLE_DEVICES='2,3'"), 0.45),
+        (("inference.count=3", "inference.env.CUDA_VISIBLE_DEVICES='2'"), 0.3),
+        # With the trainer on it: a quarter each, so that half is left.
+        (
+            (
+                "inference.count=2",
+                "inference.env.CUDA_VISIBLE_DEVICES='2'",
+                "trainer.env.CUDA_VISIBLE_DEVICES='2'",
+            ),
+            0.25,
+        ),
+        (("inference.env.CUDA_VISIBLE_DEVICES='-1'",), None),
+    ],
+)
+def test_servers_with_the_same_variable_share_their_first_gpus(words, share):
+    found = shares("0123", *words)
+    assert {*found.servers} == {None} and found.memory_share == share
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer"),
+    [
+        (("trainer.env.CUDA_VISIBLE_DEVICES=''",), None),
+        (("trainer.env.CUDA_VISIBLE_DEVICES='-1'",), None),
+        (('trainer.gpus="-1"',), "-1"),
+    ],
+)
+def test_a_trainer_whose_variable_names_no_gpu_takes_none(words, trainer):
+    found = shares("0", *words)
+    assert (found.servers, found.trainer, found.memory_share) == (("0",), trainer, None)
+
+
+UUIDS = ("GPU-6a0b", "GPU-11c2")
+INSTANCES = ("MIG-4f01", "MIG-4f02", "MIG-4f03")
+
+
+@pytest.mark.parametrize("names", [UUIDS, INSTANCES])
+def test_gpus_with_other_names_are_shared_out_by_their_order(names):
+    found = shares(names)
+    assert (found.servers, found.trainer, found.memory_share) == ((names[0],), names[1], None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ('trainer.gpus="1"', "trainer.nproc=2"),
+            r"trainer\.gpus names 1, and trainer\.nproc=2",
+        ),
+        (('trainer.gpus="1,1"', "trainer.nproc=2"), "needs 2 different GPUs"),
+        (
+            ("trainer.env.CUDA_VISIBLE_DEVICES=2,3", "trainer.nproc=3"),
+            r"trainer\.env\.CUDA_VISIBLE_DEVICES names 2,3",
+        ),
+        (
+            ("inference.env.CUDA_VISIBLE_DEVICES='3'", "inference.tensor_parallel=2"),
+            r"inference\.env\.CUDA_VISIBLE_DEVICES names 3, and inference\.tensor_parallel=2",
+        ),
+    ],
+)
+def test_names_of_too_few_gpus_are_refused_with_the_setting(words, message):
+    with pytest.raises(ConfigError, match=message):
+        shares("0123", *words)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["trainer.nproc", "inference.tensor_parallel", "teachers.big.tensor_parallel"],
+)
+def test_a_process_on_several_instances_of_a_gpu_is_refused(setting):
+    with pytest.raises(ConfigError, match=f"{setting}=2: CUDA gives a process one MIG"):
+        shares(INSTANCES, *TEACHERS, f"{setting}=2")
+
+
 def test_a_trainer_on_the_processor_leaves_all_gpus_to_the_servers():
     found = shares("0", cpu=True)
     assert (found.servers, found.trainer, found.memory_share) == (("0",), None, None)
@@ -91,25 +170,38 @@ def test_what_no_share_can_fit_is_refused_with_the_setting(words, message):
         shares("01", *words)
 
 
-def test_the_variable_of_the_launcher_names_what_it_sees(monkeypatch):
+@pytest.mark.parametrize(
+    ("variable", "count", "visible"),
+    [
+        (None, 2, ("0", "1")),
+        ("5, 7", 2, ("5", "7")),
+        ("5,7", 0, ()),
+        ("", 0, ()),
+        ("-1", 0, ()),
+        ("5,-1,7", 1, ("5",)),  # CUDA reads up to the first negative number
+        ("0,0", 0, ()),  # torch finds no device under a name twice
+        ("GPU-6a0b,GPU-11c2", 2, UUIDS),
+        ("MIG-4f01,MIG-4f02,MIG-4f03", 1, INSTANCES),
+        ("MIG-GPU-6a0b/1/0,MIG-GPU-6a0b/2/0", 1, ("MIG-GPU-6a0b/1/0", "MIG-GPU-6a0b/2/0")),
+    ],
+)
+def test_the_variable_of_the_launcher_names_what_children_see(
+    monkeypatch, variable, count, visible
+):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(gpus, "may_have_gpus", lambda: True)
-    monkeypatch.setenv(gpus.VARIABLE, "5, 7")
-    assert gpus.visible_gpus() == ("5", "7")
-    monkeypatch.delenv(gpus.VARIABLE)
-    assert gpus.visible_gpus() == ("0", "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert gpus.visible_gpus() == ()
+    if variable is None:
+        monkeypatch.delenv(gpus.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(gpus.VARIABLE, variable)
+    assert gpus.visible_gpus() == visible
 
 
 def test_the_server_of_evaluations_has_gpus_of_its_own():
     words = ("evaluation.where=dir", "evaluation.environments=gsm8k_server")
     found = shares(EIGHT, *words, "inference.tensor_parallel=2")
     assert (found.servers, found.trainer) == (("0,1", "2,3"), "4")
-
-
-TEACHERS = ("teachers.big.model=M", "teachers.big.engine=vllm", "teachers.small.model=S")
 
 
 @pytest.mark.parametrize(
