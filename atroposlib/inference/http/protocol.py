@@ -16,7 +16,7 @@ from typing_extensions import Self
 from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from atroposlib.wire.messages import NEUTRAL_CUTS, NEUTRAL_PENALTIES
-from atroposlib.wire.numbers import Int64
+from atroposlib.wire.numbers import INT64_MAX, Int64
 
 MAX_N = 4096
 # Fields of vLLM and OpenAI that forbid tokens, which this server does not do.
@@ -42,10 +42,11 @@ class SamplingFields(BaseModel):
     n: int = Field(1, ge=1, le=MAX_N)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: Int64 = Field(0, ge=-1)
+    # Bounds of Int64 would replace those of the field.
+    top_k: int = Field(0, ge=-1, le=INT64_MAX)
     max_tokens: Int64 | None = Field(None, ge=0)
     max_completion_tokens: Int64 | None = Field(None, ge=0)
-    min_tokens: Int64 = Field(0, ge=0)
+    min_tokens: int = Field(0, ge=0, le=INT64_MAX)
     seed: Int64 | None = None
     stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as in the original
     stop_token_ids: list[Int64] | None = None
@@ -149,7 +150,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     logprobs: bool = False
-    top_logprobs: Int64 = Field(0, ge=0)
+    top_logprobs: int = Field(0, ge=0, le=INT64_MAX)
     stream_options: StreamOptions | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

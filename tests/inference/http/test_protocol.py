@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.http.protocol import PromptFields, UpdateFromGroup
+from atroposlib.inference.http.protocol import ChatRequest, PromptFields, UpdateFromGroup
 
 
 class Body(PromptFields):
@@ -70,3 +71,12 @@ def test_more_than_twenty_top_logprobs_are_rejected():
 def test_names_dtypes_and_shapes_have_one_entry_per_tensor():
     with pytest.raises(ValueError, match="one entry per tensor"):
         UpdateFromGroup(names=["a"], dtypes=[], shapes=[])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_k": -2}, {"min_tokens": -1}, {"top_logprobs": -1}, {"top_k": 2**63}],
+)
+def test_a_number_out_of_its_bounds_is_refused(fields):
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        ChatRequest(messages=[{"role": "user", "content": "a"}], **fields)
