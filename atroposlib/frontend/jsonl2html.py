@@ -233,9 +233,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Command line: input file, and optionally where to write."""
     parser = argparse.ArgumentParser(description="Scored groups (jsonl) as an HTML page.")
     for path in ("input_path", "output_path"):  # by place, or by flag as in the original
-        flags = f"--{path}", f"--{path.replace('_', '-')}"
+        flag, dashed = f"--{path}", f"--{path.replace('_', '-')}"
         parser.add_argument(path, nargs="?", default=argparse.SUPPRESS)
-        parser.add_argument(*flags, dest=path, metavar="PATH", help=argparse.SUPPRESS)
+        parser.add_argument(flag, dashed, dest=path, metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", help="directory: show tokens as text instead of ids")
     args = parser.parse_args(argv)
     if args.input_path is None:
