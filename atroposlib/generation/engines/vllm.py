@@ -15,18 +15,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.http import read_reply
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
-    expected_form,
     logprobs_result,
-    require_field,
     take_top_k,
 )
+from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.sampling.generation import (
     Generation,
     finish_reason_text,
@@ -34,6 +33,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
+from atroposlib.wire import LogprobKind
 from atroposlib.wire.routing import experts_of
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 ROUTE_ABSENT_STATUS = frozenset({401, 403, 404, 405, 501})
 SERVER_UNREADY_STATUS = frozenset({502, 503, 504})
 VERSION_HEADER = "X-Weight-Version"
+LOGPROB_KINDS = get_args(LogprobKind)
 
 
 class VLLMServer(TokenServer):
@@ -70,7 +71,8 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
-        outputs = route.read_generations(reply.payload, ids, label)
+        with expected_form(url):
+            outputs = route.read_generations(Part(reply.payload, url), ids, label)
         return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
@@ -83,7 +85,9 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body)
         with expected_form(url):
-            return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
+            raw = route.read_prompt_logprobs(Part(reply.payload, url))
+            with raw.reading("a list of logprobs by token id"):
+                return logprobs_result(ids, topk_rows(raw.value))
 
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
@@ -123,9 +127,10 @@ class VLLMServer(TokenServer):
             return None
         response = await self._parts.http.send("GET", f"{self._parts.root_url}/weight_info")
         try:
-            return read_reply(response).payload.get("weight_version")
+            payload = read_reply(response).payload
         except InferenceRefused:
             return None
+        return payload.get("weight_version") if isinstance(payload, dict) else None
 
 
 Body = dict[str, Any]
@@ -143,12 +148,12 @@ class TokenRoute(ABC):
         """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted output."""
 
     @abstractmethod
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
         """Outputs; ``label``: version of the whole response. Raises TokensMissing."""
 
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        """The raw per-position list, or None."""
-        return payload.get("prompt_logprobs")
+    def read_prompt_logprobs(self, reply: Part) -> Part:
+        """The raw per-position list, or null."""
+        return reply.field("prompt_logprobs")
 
 
 class DemoRoute(TokenRoute):
@@ -160,61 +165,82 @@ class DemoRoute(TokenRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {**params, "prompt": {"prompt_token_ids": ids}}
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        rows = require_field(payload.get("logprobs"), "logprobs", self.path)
-        token_rows = payload.get("token_ids") or [None] * len(rows)
-        reasons = payload.get("finish_reasons") or [None] * len(rows)
-        spans = payload.get("weight_versions") or [None] * len(rows)
-        routed = payload.get("routed_experts") or [None] * len(rows)
-        if not len(rows) == len(token_rows) == len(reasons) == len(spans) == len(routed):
-            raise TokensMissing(f"{self.path}: lists of different lengths in the response")
+    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
+        rows = reply.field("logprobs").required().parts()
+        token_rows = _column(reply, "token_ids", len(rows))
+        reasons = _column(reply, "finish_reasons", len(rows))
+        spans = _column(reply, "weight_versions", len(rows))
+        routed = _column(reply, "routed_experts", len(rows))
+        kind = reply.field("logprob_kind").value
         generations = []
         for i, row in enumerate(rows):
             tokens, logprobs = _ids_and_logprobs(row, token_rows[i])
+            experts = routed[i].value
             generations.append(
                 Generation(
                     prompt_ids=ids,
                     tokens=tokens,
                     logprobs=logprobs,
-                    versions=token_versions(len(tokens), spans[i], label),
-                    finish_reason=finish_reason_text(reasons[i]),
-                    logprob_kind=payload.get("logprob_kind"),
-                    routed_experts=routed[i] and experts_of(routed[i], len(ids) + len(tokens)),
+                    versions=_versions(len(tokens), spans[i], label),
+                    finish_reason=finish_reason_text(reasons[i].value),
+                    logprob_kind=kind if kind in LOGPROB_KINDS else None,
+                    routed_experts=experts and experts_of(experts, len(ids) + len(tokens)),
                 )
             )
         return generations
+
+
+def _column(reply: Part, name: str, n: int) -> list[Part]:
+    """A field with an entry for each of ``n`` outputs; absent: nulls."""
+    column = reply.field(name)
+    parts = column.parts() if column.value else [Part(None, column.where, name)] * n
+    if len(parts) != n:
+        raise TokensMissing(
+            f"{column.where}: lists of different lengths in the response: {len(parts)} entries"
+            f" of {name} for {n} outputs"
+        )
+    return parts
+
+
+def _versions(num_tokens: int, spans: Part, label: Any) -> list[int]:
+    with spans.reading("a list of spans"):
+        return token_versions(num_tokens, spans.value, label)
 
 
 class ChoicesRoute(TokenRoute):
     """Base of the routes whose outputs are choices in OpenAI's format."""
 
     @abstractmethod
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
+    def logprobs_of(self, logprobs: Part) -> Part:
         """The logprob of each token, from the field ``logprobs`` of a choice."""
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        choices = require_field(payload.get("choices"), "choices", self.path)
-        by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
-        return [self._generation(choice, payload, ids, label) for choice in by_index]
+    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
+        choices = reply.field("choices").required().parts()
+        by_index = sorted(choices, key=_index_of)
+        return [self._generation(choice, reply, ids, label) for choice in by_index]
 
-    def _generation(self, choice: Any, payload: Any, ids: list[int], label: Any) -> Generation:
-        tokens = list(require_field(choice.get("token_ids"), "token_ids", self.path))
-        values = self.logprobs_of(choice.get("logprobs") or {})
-        if values is None and not tokens:
-            values = []
-        spans = choice.get("weight_versions") or payload.get("weight_versions")
-        routed = choice.get("routed_experts")
+    def _generation(self, choice: Part, reply: Part, ids: list[int], label: Any) -> Generation:
+        tokens = choice.field("token_ids").required().token_ids()
+        logprobs = choice.field("logprobs")
+        values = self.logprobs_of(logprobs) if logprobs.value else logprobs
+        numbers = values.required().numbers() if tokens or values.value else []
+        spans = choice.field("weight_versions")
+        spans = spans if spans.value else reply.field("weight_versions")
+        prompt, routed = choice.field("prompt_token_ids"), choice.field("routed_experts").value
         return Generation(
-            prompt_ids=list(choice.get("prompt_token_ids") or ids),
+            prompt_ids=prompt.token_ids() if prompt.value else list(ids),
             tokens=tokens,
-            logprobs=[
-                float(require_field(value, "logprob of a token", self.path))
-                for value in require_field(values, "logprobs", self.path)
-            ],
-            versions=token_versions(len(tokens), spans, label),
-            finish_reason=finish_reason_text(choice.get("finish_reason")),
+            logprobs=numbers,
+            versions=_versions(len(tokens), spans, label),
+            finish_reason=finish_reason_text(choice.field("finish_reason").value),
             routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
         )
+
+
+def _index_of(choice: Part) -> int:
+    index = choice.field("index")
+    with index.reading("a number"):
+        return int(index.value or 0)
 
 
 class ScaleOutRoute(ChoicesRoute):
@@ -226,9 +252,12 @@ class ScaleOutRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, "token_ids": ids, "sampling_params": params, "stream": False}
 
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
-        content = logprobs.get("content")
-        return None if content is None else [entry["logprob"] for entry in content]
+    def logprobs_of(self, logprobs: Part) -> Part:
+        content = logprobs.field("content")
+        if content.value is None:
+            return content
+        values = [entry.field("logprob").required().value for entry in content.parts()]
+        return Part(values, content.where, content.name)
 
 
 class CompletionsRoute(ChoicesRoute):
@@ -240,12 +269,13 @@ class CompletionsRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, **params, "prompt": ids}
 
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
-        return logprobs.get("token_logprobs")
+    def logprobs_of(self, logprobs: Part) -> Part:
+        return logprobs.field("token_logprobs")
 
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        choices = require_field(payload.get("choices"), "choices", self.path)
-        return choices[0].get("prompt_logprobs")
+    def read_prompt_logprobs(self, reply: Part) -> Part:
+        choices = reply.field("choices").required()
+        first = choices.parts() or [Part(None, choices.where, "choices[0]")]
+        return first[0].field("prompt_logprobs")
 
 
 #: In order of preference: the first that a server has is used for all its token requests.
@@ -276,21 +306,25 @@ def _is_nested(row: list[Any]) -> bool:
     return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
 
 
-def _ids_and_logprobs(row: Any, tokens: Any) -> tuple[list[int], list[float]]:
+def _ids_and_logprobs(row: Part, tokens: Part) -> tuple[list[int], list[float]]:
+    """Tokens and logprobs (T,) of a row of {token id: logprob}, or of lists of these."""
+    sampled = [] if tokens.value is None else tokens.token_ids()
     ids: list[int] = []
     logprobs: list[float] = []
-    for t, position in enumerate(row or []):
-        entry = position[0] if isinstance(position, list) else position
-        if not entry:
-            raise TokensMissing(f"/generate: no logprob at output token {t}")
-        token = str(tokens[t]) if tokens is not None and t < len(tokens) else next(iter(entry))
-        if token not in entry:
-            raise TokensMissing(f"/generate: no logprob of the token sampled at {t}")
-        ids.append(int(token))
-        logprobs.append(_number(entry[token]))
-    if tokens is not None and len(tokens) != len(ids):
-        raise TokensMissing(f"/generate: {len(tokens)} tokens with {len(ids)} logprobs")
-    return ids, logprobs
+    with row.reading("a list of logprobs by token id"):
+        for t, position in enumerate(row.value or []):
+            entry = position[0] if isinstance(position, list) else position
+            if not entry:
+                raise TokensMissing(f"{row.where}: no logprob at output token {t}")
+            token = str(sampled[t]) if t < len(sampled) else next(iter(entry))
+            if token not in entry:
+                raise TokensMissing(f"{row.where}: no logprob of the token sampled at {t}")
+            ids.append(int(token))
+            logprobs.append(_number(entry[token]))
+    if tokens.value is not None and len(sampled) != len(ids):
+        raise TokensMissing(f"{row.where}: {len(sampled)} tokens with {len(ids)} logprobs")
+    checked = Part(ids, row.where, row.name), Part(logprobs, row.where, row.name)
+    return checked[0].token_ids(), checked[1].numbers()
 
 
 def _number(value: Any) -> float:

@@ -17,6 +17,7 @@ from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
@@ -104,20 +105,23 @@ async def sample_chat(
             "server can be evaluated"
         )
     sampling = span_sampling(kwargs)
-    outputs = [
-        Generation(
-            prompt_ids=list(ids),
-            tokens=list(choice.token_ids),
-            logprobs=[
-                entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
-            ],
-            versions=_choice_versions(choice),
-            finish_reason=finish_reason_text(choice.finish_reason),
-            sampling=sampling,
-            images=images,
-        )
-        for choice in completion.choices
-    ]
+    where = f"{str(server.config.base_url).rstrip('/')}/chat/completions"
+    with expected_form(where):
+        prompt = Part(ids, where, "prompt_token_ids").token_ids()
+        outputs = [
+            Generation(
+                prompt_ids=prompt,
+                tokens=Part(choice.token_ids, where, f"choices[{i}].token_ids").token_ids(),
+                logprobs=[
+                    entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
+                ],
+                versions=_choice_versions(choice),
+                finish_reason=finish_reason_text(choice.finish_reason),
+                sampling=sampling,
+                images=images,
+            )
+            for i, choice in enumerate(completion.choices)
+        ]
     return [with_version(output, version) for output in outputs]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.openai import logprobs_result
+from atroposlib.generation.engines.reply_form import Part
 from atroposlib.generation.engines.vllm import (
     CompletionsRoute,
     VLLMServer,
@@ -150,5 +151,7 @@ async def test_routed_experts_of_a_choice_are_those_of_prompt_and_output() -> No
         "logprobs": {"token_logprobs": [-0.5, -1.0]},
         "routed_experts": b64encode(file.getvalue()).decode(),
     }
-    (output,) = CompletionsRoute().read_generations({"choices": [choice]}, [1, 2], None)
+    (output,) = CompletionsRoute().read_generations(
+        Part({"choices": [choice]}, "u"), [1, 2], None
+    )
     assert output.routed_experts == experts_entry(experts)
