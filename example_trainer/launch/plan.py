@@ -13,7 +13,7 @@ trainer:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from example_trainer.launch.servers import choose_engine
 from example_trainer.launch.teachers.section import InferenceSection, TeacherSection
 from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.effect import idle_settings
 from example_trainer.settings.environment_keys import in_environments
 from example_trainer.settings.section import PlanSection
 from example_trainer.state import end
@@ -365,8 +366,23 @@ def trainer_settings(plan: Plan) -> tuple[Settings, TrainingConfig]:
         ],
         [Assignment(key, defaults[key], f"the launcher: {key}") for key in defaults],
     )
-    settings.notes = [*plan.notes, *settings.notes]
-    return settings, validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
+    cfg = validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
+    names = settings.places.keys() - defaults.keys()
+    idle = [f"{settings.place(name)}: {why}" for name, why in idle_settings(cfg, names)]
+    settings.notes = [*plan.notes, *settings.notes, *idle, *_idle_evaluations(plan, cfg)]
+    return settings, cfg
+
+
+def _idle_evaluations(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
+    """A note for each environment whose own evaluations begin after the last step."""
+    for number, wanted in enumerate(plan.environments):
+        every = (wanted.config.get("env") or {}).get("steps_per_eval")
+        if isinstance(every, int) and every > cfg.training_steps:
+            key = f"environments.{number}.config.env.steps_per_eval"
+            yield (
+                f"{plan.places.get(key, key)}: {every} is more than the {cfg.training_steps}"
+                " steps of the run: no evaluation comes between its steps"
+            )
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

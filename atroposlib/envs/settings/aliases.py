@@ -23,7 +23,7 @@ def field_aliases(field: FieldInfo) -> list[Alias]:
 
 
 def flag_aliases(kind: type[BaseModel], prefix: str) -> dict[str, str]:
-    """Flag by alias: {"env.num_steps": "env.steps"}; a path within a value has no flag."""
+    """Flag by alias: {"env.num_rooms": "env.rooms"}; a path within a value has no flag."""
     return {
         prefix + alias: prefix + name
         for name, field in kind.model_fields.items()
