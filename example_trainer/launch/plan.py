@@ -77,6 +77,23 @@ class EnvironmentSection(PlanSection):
         {}, description="what the script's own YAML file would hold"
     )
     count: int = Field(1, ge=1, description="processes of this environment")
+
+    @field_validator("config")
+    @classmethod
+    def _require_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Raise ValueError for settings of the environment or its servers that are no mapping."""
+        for name, kinds in (("env", dict), ("openai", dict | list)):
+            if not isinstance(config.get(name), kinds | None):
+                raise ValueError(f"{name} should be a mapping, not {config[name]!r}")
+        teacher = (config.get("env") or {}).get("teacher")
+        url = teacher.get("base_url") if isinstance(teacher, dict) else None
+        urls = url if isinstance(url, list) else [url or ""]
+        if not all(isinstance(word, str) for word in urls):
+            raise ValueError(
+                f"env.teacher.base_url should be text or a list of it, not {url!r}"
+            )
+        return config
+
     env: dict[str, str] = Field({}, description="environment variables")
 
 
