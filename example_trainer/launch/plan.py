@@ -385,19 +385,24 @@ def trainer_settings(plan: Plan) -> tuple[Settings, TrainingConfig]:
     )
     cfg = validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
     names = settings.places.keys() - defaults.keys()
-    idle = [f"{settings.place(name)}: {why}" for name, why in idle_settings(cfg, names)]
-    settings.notes = [*plan.notes, *settings.notes, *idle, *_idle_evaluations(plan, cfg)]
+    idle = [f"{settings.place(name)}: {why}" for name, why in idle_settings(vars(cfg), names)]
+    settings.notes = [
+        *plan.notes,
+        *settings.notes,
+        *idle,
+        *_idle_evaluations(plan, cfg.training_steps),
+    ]
     return settings, cfg
 
 
-def _idle_evaluations(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
+def _idle_evaluations(plan: Plan, steps: int) -> Iterator[str]:
     """A note for each environment whose own evaluations begin after the last step."""
     for number, wanted in enumerate(plan.environments):
         every = (wanted.config.get("env") or {}).get("steps_per_eval")
-        if isinstance(every, int) and every > cfg.training_steps:
+        if isinstance(every, int) and every > steps:
             key = f"environments.{number}.config.env.steps_per_eval"
             yield (
-                f"{plan.places.get(key, key)}: {every} is more than the {cfg.training_steps}"
+                f"{plan.places.get(key, key)}: {every} is more than the {steps}"
                 " steps of the run: no evaluation comes between its steps"
             )
 

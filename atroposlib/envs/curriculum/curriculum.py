@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from atroposlib.envs.curriculum.blocking import BlockingCalls
 from atroposlib.envs.curriculum.group_counts import GroupCounts
 from atroposlib.envs.curriculum.history import TaskHistory
 from atroposlib.envs.curriculum.interface import GroupGate, ObservedGroup, Task, TaskSampler
@@ -32,6 +31,7 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_item,
 )
+from atroposlib.envs.rollout.blocking import BlockingCalls
 from atroposlib.envs.rollout.groups import is_placed
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import AtroposError, ConfigError, boundary

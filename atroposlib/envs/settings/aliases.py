@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 Alias = str | AliasPath
+ABSENT = object()
 
 
 def field_aliases(field: FieldInfo) -> list[Alias]:
@@ -46,14 +46,16 @@ def with_field_names(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     renamed = {key: value for key, value in values.items() if key not in keys_of_aliases(kind)}
     for name, field in kind.model_fields.items():
         if name not in renamed:
-            found = (_value_at(alias, values) for alias in field_aliases(field))
-            value = next((v for v in found if v is not PydanticUndefined), PydanticUndefined)
-            if value is not PydanticUndefined:
-                renamed[name] = value
+            read = (_value_at(alias, values) for alias in field_aliases(field))
+            renamed |= {name: value for value in read if value is not ABSENT}
     return renamed
 
 
-def _value_at(alias: Alias, values: Mapping[str, Any]) -> Any:
-    if isinstance(alias, str):
-        return values.get(alias, PydanticUndefined)
-    return alias.search_dict_for_path(dict(values))
+def _value_at(alias: Alias, values: Any) -> Any:
+    """The value that an alias reads; ABSENT without it."""
+    for key in [alias] if isinstance(alias, str) else alias.path:
+        try:
+            values = values[key]
+        except (LookupError, TypeError):
+            return ABSENT
+    return values

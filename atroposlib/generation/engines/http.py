@@ -288,12 +288,10 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
     # adapters have a parent
     bases = [card for card in cards if not card.get("parent")] or cards
     ids = _ids([*bases, *cards])
-    owner = bases[0].get("owned_by")
-    roots = {_text_or_none(card.get("root")) for card in bases}
-    directory = roots.pop() if len(roots) == 1 else None
+    owner, roots = bases[0].get("owned_by"), {str(card.get("root") or "") for card in bases}
+    directory = roots.pop() or None if len(roots) == 1 else None
     if owner == SGLANG:
-        path = await http.field("GET", f"{root}/get_model_info", "tokenizer_path")
-        directory = _text_or_none(path)
+        directory = await http.field("GET", f"{root}/get_model_info", "tokenizer_path")
     is_path = owner == LOCAL and Path(wanted).resolve() == Path(directory or "").resolve()
     if is_path or wanted == UNNAMED and (directory or len(bases) == 1):
         return ids[0], directory
@@ -304,10 +302,6 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
         if owner == LOCAL or later.status_code == 404:
             raise ConfigError(_not_served(wanted, root, ids))
     return wanted, directory
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 async def why_refused(http: HttpClient, root: str, wanted: str) -> str | None:

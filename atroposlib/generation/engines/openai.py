@@ -23,7 +23,6 @@ from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.http import served_model, why_refused
-from atroposlib.generation.engines.reply_form import Part, checked_choices
 from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
@@ -35,6 +34,7 @@ from atroposlib.generation.sampling.generation import (
     with_configured,
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.generation.sampling.reply_form import ReplyPart, checked_choices
 from atroposlib.generation.sampling.resume import Decode
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import is_path
@@ -187,7 +187,7 @@ class OpenAICompatibleServer(APIServer):
             )
         url = f"{self._parts.base_url}/{path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
-        payload = checked_choices(Part(reply.payload, url), KIND_OF[path])
+        payload = checked_choices(ReplyPart(reply.payload, url), KIND_OF[path])
         if any(choice.get("finish_reason") == "abort" for choice in payload["choices"]):
             # Text cannot be resumed token by token, and an incomplete reply must not be used.
             raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")

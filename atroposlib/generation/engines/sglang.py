@@ -12,7 +12,6 @@ from atroposlib.generation.engines.openai import (
     logprobs_result,
     take_top_k,
 )
-from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.sampling.generation import (
     Generation,
     finish_reason_text,
@@ -20,6 +19,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, expected_form
 from atroposlib.wire.routing import experts_of
 
 GENERATE_PATH = "/generate"
@@ -43,7 +43,7 @@ class SGLangServer(TokenServer):
             url, generate_body(ids, params), **request_options(kwargs)
         )
         with expected_form(url):
-            outputs = read_generations(Part(reply.payload, url), ids)
+            outputs = read_generations(ReplyPart(reply.payload, url), ids)
         return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
@@ -52,7 +52,9 @@ class SGLangServer(TokenServer):
         url = f"{self._parts.root_url}{GENERATE_PATH}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
         with expected_form(url):
-            return logprobs_result(ids, read_prompt_logprobs(Part(reply.payload, url), ids))
+            return logprobs_result(
+                ids, read_prompt_logprobs(ReplyPart(reply.payload, url), ids)
+            )
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,16 +76,16 @@ def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
     return {**body, "logprob_start_len": 0, "top_logprobs_num": top_k}
 
 
-def read_generations(reply: Part, ids: list[int]) -> list[Generation]:
+def read_generations(reply: ReplyPart, ids: list[int]) -> list[Generation]:
     """Outputs of a payload: an object, or a list of objects. Raises TokensMissing."""
     outputs = reply.parts() if isinstance(reply.value, list) else [reply]
-    return [_generation(output.field("meta_info").required(), ids) for output in outputs]
+    return [_generation(output.field("meta_info").require(), ids) for output in outputs]
 
 
-def _generation(meta: Part, ids: list[int]) -> Generation:
+def _generation(meta: ReplyPart, ids: list[int]) -> Generation:
     triples = meta.field("output_token_logprobs")
     if meta.field("completion_tokens").value != 0:
-        triples.required()
+        triples.require()
     tokens, logprobs = _columns(triples)
     spans, routed = meta.field("weight_versions"), meta.field("routed_experts").value
     with spans.reading("a list of spans"):
@@ -99,25 +101,25 @@ def _generation(meta: Part, ids: list[int]) -> Generation:
     )
 
 
-def _columns(triples: Part) -> tuple[list[int], list[float]]:
+def _columns(triples: ReplyPart) -> tuple[list[int], list[float]]:
     """Token ids and logprobs (T,) of [logprob, token id, ...] at each position."""
     with triples.reading("a list of [logprob, token id, ...]"):
         rows = triples.value or []
         tokens = [token for _, token, *_ in rows]
         logprobs = [logprob for logprob, *_ in rows]
     named = f"{triples.name} (token ids)"
-    ids = Part(tokens, triples.where, named).token_ids()
-    return ids, Part(logprobs, triples.where, triples.name).numbers()
+    ids = ReplyPart(tokens, triples.where, named).token_ids()
+    return ids, ReplyPart(logprobs, triples.where, triples.name).numbers()
 
 
-def read_prompt_logprobs(reply: Part, ids: Sequence[int]) -> list[dict[int, float]]:
+def read_prompt_logprobs(reply: ReplyPart, ids: Sequence[int]) -> list[dict[int, float]]:
     """Logprobs per position: its own token first, then the most likely tokens.
 
     Nothing predicts the token at position 0, so its dict is empty.
     """
     output = reply.parts()[0] if isinstance(reply.value, list) and reply.value else reply
-    meta = output.field("meta_info").required()
-    own = meta.field("input_token_logprobs").required()
+    meta = output.field("meta_info").require()
+    own = meta.field("input_token_logprobs").require()
     tops = meta.field("input_top_logprobs")
     with own.reading("a list of [logprob, token id, ...]"):
         sent = [int(token) for _, token, *_ in own.entries()]

@@ -18,7 +18,6 @@ from atroposlib.generation.engines.openai import (
     completion_payload,
     expect_outputs,
 )
-from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.sampling.generation import (
     NEUTRAL,
     UNKNOWN_VERSION,
@@ -26,6 +25,7 @@ from atroposlib.generation.sampling.generation import (
     request_options,
     sampling_params,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, expected_form
 from atroposlib.wire.messages import NEUTRAL_CUTS
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ class TrlVllmServer(TokenServer):
         sampled = sum(map(len, rows))
         return completion_payload(kind, self.config.model_name, choices, prompted, sampled)
 
-    async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Part:
+    async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> ReplyPart:
         url = f"{self._parts.root_url}{GENERATE_PATH}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
-        answer = Part(reply.payload, url)
-        answer.field("completion_ids").required()
+        answer = ReplyPart(reply.payload, url)
+        answer.field("completion_ids").require()
         return answer
 
 
@@ -126,11 +126,11 @@ def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[st
     return {**body, "generation_kwargs": rest} if rest else body
 
 
-def read_generations(reply: Part, ids: list[int], eos: int | None) -> list[Generation]:
+def read_generations(reply: ReplyPart, ids: list[int], eos: int | None) -> list[Generation]:
     """Outputs of a payload. Raises TokensMissing without logprobs, or for another prompt."""
-    prompts = reply.field("prompt_ids").required()
-    rows = reply.field("logprobs").required().parts()
-    outputs = [part.token_ids() for part in reply.field("completion_ids").required().parts()]
+    prompts = reply.field("prompt_ids").require()
+    rows = reply.field("logprobs").require().parts()
+    outputs = [part.token_ids() for part in reply.field("completion_ids").require().parts()]
     if any(prompt != ids for prompt in prompts.entries()):
         raise TokensMissing(
             f"{prompts.where}: the server continued tokens other than those sent"
@@ -158,8 +158,8 @@ def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
     return list(tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens)
 
 
-def _number(value: Part) -> float:
+def _number(value: ReplyPart) -> float:
     """A logprob that is a number, or a list of only the sampled token's logprob."""
     while isinstance(value.value, list):
-        value = (value.parts() or [Part(None, value.where, value.name)])[0]
-    return value.required().number()
+        value = (value.parts() or [ReplyPart(None, value.where, value.name)])[0]
+    return value.require().number()

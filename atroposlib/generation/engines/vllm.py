@@ -25,13 +25,20 @@ from atroposlib.generation.engines.openai import (
     logprobs_result,
     take_top_k,
 )
-from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.sampling.generation import (
     Generation,
     finish_reason_text,
     request_options,
     sampling_params,
     token_versions,
+)
+from atroposlib.generation.sampling.reply_form import (
+    MAX_NUMBER,
+    MAX_TOKEN_ID,
+    READ_ERRORS,
+    ReplyPart,
+    expected_form,
+    with_address,
 )
 from atroposlib.wire import LogprobKind
 from atroposlib.wire.routing import experts_of
@@ -42,6 +49,8 @@ ROUTE_ABSENT_STATUS = frozenset({401, 403, 404, 405, 501})
 SERVER_UNREADY_STATUS = frozenset({502, 503, 504})
 VERSION_HEADER = "X-Weight-Version"
 LOGPROB_KINDS = get_args(LogprobKind)
+# Of the demo route, with an entry for each output.
+OPTIONAL_COLUMNS = ("token_ids", "finish_reasons", "weight_versions", "routed_experts")
 
 
 class VLLMServer(TokenServer):
@@ -71,8 +80,10 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
-        with expected_form(url):
-            outputs = route.read_generations(Part(reply.payload, url), ids, label)
+        try:
+            outputs = route.read_generations(ReplyPart(reply.payload, url), ids, label)
+        except READ_ERRORS as error:
+            raise with_address(url, error) from error
         return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
@@ -85,7 +96,7 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body)
         with expected_form(url):
-            raw = route.read_prompt_logprobs(Part(reply.payload, url))
+            raw = route.read_prompt_logprobs(ReplyPart(reply.payload, url))
             with raw.reading("a list of logprobs by token id"):
                 return logprobs_result(ids, topk_rows(raw.value))
 
@@ -148,10 +159,12 @@ class TokenRoute(ABC):
         """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted output."""
 
     @abstractmethod
-    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
         """Outputs; ``label``: version of the whole response. Raises TokensMissing."""
 
-    def read_prompt_logprobs(self, reply: Part) -> Part:
+    def read_prompt_logprobs(self, reply: ReplyPart) -> ReplyPart:
         """The raw per-position list, or null."""
         return reply.field("prompt_logprobs")
 
@@ -165,65 +178,53 @@ class DemoRoute(TokenRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {**params, "prompt": {"prompt_token_ids": ids}}
 
-    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
-        rows = reply.field("logprobs").required().parts()
-        token_rows = _column(reply, "token_ids", len(rows))
-        reasons = _column(reply, "finish_reasons", len(rows))
-        spans = _column(reply, "weight_versions", len(rows))
-        routed = _column(reply, "routed_experts", len(rows))
-        kind = reply.field("logprob_kind").value
-        generations = []
-        for i, row in enumerate(rows):
-            tokens, logprobs = _ids_and_logprobs(row, token_rows[i])
-            experts = routed[i].value
-            generations.append(
-                Generation(
-                    prompt_ids=ids,
-                    tokens=tokens,
-                    logprobs=logprobs,
-                    versions=_versions(len(tokens), spans[i], label),
-                    finish_reason=finish_reason_text(reasons[i].value),
-                    logprob_kind=kind if kind in LOGPROB_KINDS else None,
-                    routed_experts=experts and experts_of(experts, len(ids) + len(tokens)),
-                )
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
+        payload = reply.value
+        rows = payload.get("logprobs")
+        if rows is None:
+            raise TokensMissing(f"{reply.where}: the response has no logprobs to train on")
+        columns = [payload.get(name) or [None] * len(rows) for name in OPTIONAL_COLUMNS]
+        if {*map(len, columns)} != {len(rows)}:
+            raise TokensMissing(f"{reply.where}: lists of different lengths in the response")
+        kind, generations = payload.get("logprob_kind"), []
+        for row, sampled, reason, spans, routed in zip(rows, *columns):
+            tokens, logprobs = _ids_and_logprobs(row, sampled, reply.where)
+            generation = Generation(
+                prompt_ids=ids,
+                tokens=tokens,
+                logprobs=logprobs,
+                versions=token_versions(len(tokens), spans, label),
+                finish_reason=finish_reason_text(reason),
+                logprob_kind=kind if kind in LOGPROB_KINDS else None,
+                routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
             )
+            generations.append(generation)
         return generations
-
-
-def _column(reply: Part, name: str, n: int) -> list[Part]:
-    """A field with an entry for each of ``n`` outputs; absent: nulls."""
-    column = reply.field(name)
-    parts = column.parts() if column.value else [Part(None, column.where, name)] * n
-    if len(parts) != n:
-        raise TokensMissing(
-            f"{column.where}: lists of different lengths in the response: {len(parts)} entries"
-            f" of {name} for {n} outputs"
-        )
-    return parts
-
-
-def _versions(num_tokens: int, spans: Part, label: Any) -> list[int]:
-    with spans.reading("a list of spans"):
-        return token_versions(num_tokens, spans.value, label)
 
 
 class ChoicesRoute(TokenRoute):
     """Base of the routes whose outputs are choices in OpenAI's format."""
 
     @abstractmethod
-    def logprobs_of(self, logprobs: Part) -> Part:
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
         """The logprob of each token, from the field ``logprobs`` of a choice."""
 
-    def read_generations(self, reply: Part, ids: list[int], label: Any) -> list[Generation]:
-        choices = reply.field("choices").required().parts()
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
+        choices = reply.field("choices").require().parts()
         by_index = sorted(choices, key=_index_of)
         return [self._generation(choice, reply, ids, label) for choice in by_index]
 
-    def _generation(self, choice: Part, reply: Part, ids: list[int], label: Any) -> Generation:
-        tokens = choice.field("token_ids").required().token_ids()
+    def _generation(
+        self, choice: ReplyPart, reply: ReplyPart, ids: list[int], label: Any
+    ) -> Generation:
+        tokens = choice.field("token_ids").require().token_ids()
         logprobs = choice.field("logprobs")
         values = self.logprobs_of(logprobs) if logprobs.value else logprobs
-        numbers = values.required().numbers() if tokens or values.value else []
+        numbers = values.require().numbers() if tokens or values.value else []
         spans = choice.field("weight_versions")
         spans = spans if spans.value else reply.field("weight_versions")
         prompt, routed = choice.field("prompt_token_ids"), choice.field("routed_experts").value
@@ -231,13 +232,13 @@ class ChoicesRoute(TokenRoute):
             prompt_ids=prompt.token_ids() if prompt.value else list(ids),
             tokens=tokens,
             logprobs=numbers,
-            versions=_versions(len(tokens), spans, label),
+            versions=token_versions(len(tokens), spans.value, label),
             finish_reason=finish_reason_text(choice.field("finish_reason").value),
             routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
         )
 
 
-def _index_of(choice: Part) -> int:
+def _index_of(choice: ReplyPart) -> int:
     index = choice.field("index")
     with index.reading("a number"):
         return int(index.value or 0)
@@ -252,12 +253,12 @@ class ScaleOutRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, "token_ids": ids, "sampling_params": params, "stream": False}
 
-    def logprobs_of(self, logprobs: Part) -> Part:
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
         content = logprobs.field("content")
         if content.value is None:
             return content
-        values = [entry.field("logprob").required().value for entry in content.parts()]
-        return Part(values, content.where, content.name)
+        values = [entry.field("logprob").require().value for entry in content.parts()]
+        return ReplyPart(values, content.where, content.name)
 
 
 class CompletionsRoute(ChoicesRoute):
@@ -269,12 +270,12 @@ class CompletionsRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, **params, "prompt": ids}
 
-    def logprobs_of(self, logprobs: Part) -> Part:
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
         return logprobs.field("token_logprobs")
 
-    def read_prompt_logprobs(self, reply: Part) -> Part:
-        choices = reply.field("choices").required()
-        first = choices.parts() or [Part(None, choices.where, "choices[0]")]
+    def read_prompt_logprobs(self, reply: ReplyPart) -> ReplyPart:
+        choices = reply.field("choices").require()
+        first = choices.parts() or [ReplyPart(None, choices.where, "choices[0]")]
         return first[0].field("prompt_logprobs")
 
 
@@ -306,25 +307,21 @@ def _is_nested(row: list[Any]) -> bool:
     return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
 
 
-def _ids_and_logprobs(row: Part, tokens: Part) -> tuple[list[int], list[float]]:
+def _ids_and_logprobs(row: Any, tokens: Any, where: str) -> tuple[list[int], list[float]]:
     """Tokens and logprobs (T,) of a row of {token id: logprob}, or of lists of these."""
-    sampled = [] if tokens.value is None else tokens.token_ids()
-    ids: list[int] = []
-    logprobs: list[float] = []
-    with row.reading("a list of logprobs by token id"):
-        for t, position in enumerate(row.value or []):
-            entry = position[0] if isinstance(position, list) else position
-            if not entry:
-                raise TokensMissing(f"{row.where}: no logprob at output token {t}")
-            token = str(sampled[t]) if t < len(sampled) else next(iter(entry))
-            if token not in entry:
-                raise TokensMissing(f"{row.where}: no logprob of the token sampled at {t}")
-            ids.append(int(token))
-            logprobs.append(_number(entry[token]))
-    if tokens.value is not None and len(sampled) != len(ids):
-        raise TokensMissing(f"{row.where}: {len(sampled)} tokens with {len(ids)} logprobs")
-    checked = Part(ids, row.where, row.name), Part(logprobs, row.where, row.name)
-    return checked[0].token_ids(), checked[1].numbers()
+    if tokens is not None and len(tokens) != len(row or []):
+        raise TokensMissing(f"{where}: {len(tokens)} tokens with {len(row or [])} logprobs")
+    ids, logprobs = list[int](), list[float]()
+    for t, position in enumerate(row or []):
+        entry = position[0] if isinstance(position, list) else position
+        token = next(iter(entry or [""])) if tokens is None else str(tokens[t])
+        if not entry or token not in entry:
+            raise TokensMissing(f"{where}: no logprob of the token sampled at {t}")
+        ids.append(int(token))
+        logprobs.append(_number(entry[token]))
+        if not (0 <= ids[t] <= MAX_TOKEN_ID and abs(logprobs[t]) < MAX_NUMBER):
+            raise TokensMissing(f"{where}: token {token} with logprob {logprobs[t]} at {t}")
+    return ids, logprobs
 
 
 def _number(value: Any) -> float:

@@ -24,8 +24,8 @@ from atroposlib.errors import (
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_reply
-from atroposlib.generation.engines.reply_form import Part, checked_choices
 from atroposlib.generation.engines.returned import note_returned
+from atroposlib.generation.sampling.reply_form import ReplyPart, checked_choices
 from atroposlib.generation.sessions.recording import record_nodes
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.utils.backoff import with_jitter
@@ -94,11 +94,11 @@ class ProxyManagedServer:
         payload = await self._http.ask("POST", url, body)
         nodes = payload.pop("nodes", None)
         completion = read_chat_completion(
-            checked_choices(Part(payload, url), "chat.completion")
+            checked_choices(ReplyPart(payload, url), "chat.completion")
         )
         note_returned(None, str(kwargs.get("split") or "train"), completion)
         if nodes is not None:
-            self._nodes_of[completion.id] = read_nodes(Part(nodes, url, "nodes"))
+            self._nodes_of[completion.id] = read_nodes(ReplyPart(nodes, url, "nodes"))
             record_nodes(self._nodes_of[completion.id])
         await self.fetch_state()
         return completion
@@ -129,7 +129,7 @@ class ProxyManagedServer:
         self._last_fetch += 1
         number = self._last_fetch
         url = f"{self.proxy_url}/{self.session_uuid}/nodes"
-        payload = Part(await self._http.ask("GET", url), url)
+        payload = ReplyPart(await self._http.ask("GET", url), url)
         if number > self._applied_fetch:  # a newer fetch may have returned first
             self._applied_fetch = number
             self._nodes = read_nodes(payload.field("nodes"))
@@ -183,7 +183,7 @@ async def create_proxy_session(
         opened = await http.ask("POST", f"{root}/sessions/create", body)
     finally:
         await http.aclose()
-    reply = Part(opened, f"{root}/sessions/create")
+    reply = ReplyPart(opened, f"{root}/sessions/create")
     return ProxyManagedServer(
         root,
         reply.field("uuid").text(),
@@ -194,12 +194,12 @@ async def create_proxy_session(
     )
 
 
-def read_nodes(nodes: Part) -> list[SequenceNode]:
+def read_nodes(nodes: ReplyPart) -> list[SequenceNode]:
     """The nodes of a session, checked: ids, logprobs and masks of equal lengths."""
-    return [_read_node(node) for node in nodes.required().parts()]
+    return [_read_node(node) for node in nodes.require().parts()]
 
 
-def _read_node(part: Part) -> SequenceNode:
+def _read_node(part: ReplyPart) -> SequenceNode:
     with part.reading("a node of a session"):
         node = SequenceNode(**part.mapping())
     part.field("tokens").token_ids()
@@ -228,7 +228,7 @@ class _ProxyClient(HttpClient):
                     raise
                 await asyncio.sleep(with_jitter(BACKOFF.pause_s(failed)))
         try:
-            return dict(Part(read_reply(response).payload, url).mapping())
+            return dict(ReplyPart(read_reply(response).payload, url).mapping())
         except InferenceRefused as refusal:
             if refusal.status_code == 404 and "no session" in refusal.detail:
                 raise UnknownSession(refusal.detail) from refusal

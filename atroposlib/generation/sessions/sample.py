@@ -17,7 +17,6 @@ from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.reply_form import Part, expected_form
 from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
@@ -30,6 +29,7 @@ from atroposlib.generation.sampling.generation import (
     with_configured,
     with_version,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, expected_form
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
 _REQUEST_OPTIONS = ("split", "timeout", "extra_headers")  # not sampling parameters
@@ -107,11 +107,13 @@ async def sample_chat(
     sampling = span_sampling(kwargs)
     where = f"{str(server.config.base_url).rstrip('/')}/chat/completions"
     with expected_form(where):
-        prompt = Part(ids, where, "prompt_token_ids").token_ids()
+        prompt = ReplyPart(ids, where, "prompt_token_ids").token_ids()
         outputs = [
             Generation(
                 prompt_ids=prompt,
-                tokens=Part(choice.token_ids, where, f"choices[{i}].token_ids").token_ids(),
+                tokens=ReplyPart(
+                    choice.token_ids, where, f"choices[{i}].token_ids"
+                ).token_ids(),
                 logprobs=[
                     entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
                 ],

@@ -9,12 +9,12 @@ import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.openai import logprobs_result
-from atroposlib.generation.engines.reply_form import Part
 from atroposlib.generation.engines.vllm import (
     CompletionsRoute,
     VLLMServer,
     topk_rows,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart
 from atroposlib.testing.fake_shapes import END, encode, fake_logprob
 from atroposlib.wire.routing import experts_entry
 
@@ -152,6 +152,6 @@ async def test_routed_experts_of_a_choice_are_those_of_prompt_and_output() -> No
         "routed_experts": b64encode(file.getvalue()).decode(),
     }
     (output,) = CompletionsRoute().read_generations(
-        Part({"choices": [choice]}, "u"), [1, 2], None
+        ReplyPart({"choices": [choice]}, "u"), [1, 2], None
     )
     assert output.routed_experts == experts_entry(experts)

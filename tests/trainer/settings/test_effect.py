@@ -12,7 +12,7 @@ EVALUATES = {"eval_command": ["true"]}
 
 def idle(steps: int = 20, **settings: Any) -> dict[str, str]:
     cfg = TrainingConfig(model_name="m", training_steps=steps, **settings)
-    return dict(idle_settings(cfg, settings))
+    return dict(idle_settings(vars(cfg), settings))
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_setting_whose_switch_is_off_is_named(
 
 def test_what_is_not_given_is_not_named() -> None:
     cfg = TrainingConfig(model_name="m", training_steps=1, checkpoint_interval=3)
-    assert list(idle_settings(cfg, ["lr"])) == []
+    assert list(idle_settings(vars(cfg), ["lr"])) == []

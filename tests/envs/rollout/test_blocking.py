@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from atroposlib.envs.curriculum.blocking import BLOCKED_S, BlockingCalls
 from atroposlib.envs.curriculum.curriculum import Curriculum
 from atroposlib.envs.curriculum.interface import Task
+from atroposlib.envs.rollout.blocking import BLOCKED_S, BlockingCalls
 from atroposlib.envs.settings.config import BaseEnvConfig
 
 

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from atroposlib.errors import AtroposError, ForeignReply, InferenceUnavailable, TokensMissing
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.reply_form import Part, checked_choices, expected_form
 from atroposlib.generation.routing.manager import backend_for
+from atroposlib.generation.sampling.reply_form import ReplyPart, checked_choices, expected_form
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
@@ -179,7 +179,7 @@ def test_any_reply_is_used_rightly_or_is_a_typed_error_with_the_address(
 )
 def test_the_error_names_address_route_field_and_remedy(choice, field, shape) -> None:
     with pytest.raises(ForeignReply) as raised:
-        checked_choices(Part({"choices": [choice]}, URL), "chat.completion")
+        checked_choices(ReplyPart({"choices": [choice]}, URL), "chat.completion")
     assert str(raised.value) == (
         f"{URL}: the response has another form than that of this server_type: {field} is {shape},"
         f" not {raised.value.wanted}; set server_type to the kind of this server, or base_url to"
@@ -190,14 +190,14 @@ def test_the_error_names_address_route_field_and_remedy(choice, field, shape) ->
 def test_a_reply_without_choices_is_an_outage_that_quotes_the_gateways_error() -> None:
     overload = {"choices": None, "error": {"message": "upstream is overloaded"}}
     with pytest.raises(InferenceUnavailable, match="has no choices: upstream is overloaded"):
-        checked_choices(Part(overload, URL), "chat.completion")
+        checked_choices(ReplyPart(overload, URL), "chat.completion")
 
 
 def test_what_callers_do_not_need_is_filled_in_or_left_out() -> None:
     call = {"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}
     message = {"content": None, "tool_calls": [call]}
     read = checked_choices(
-        Part({"choices": [{"message": message}], "usage": [3]}, URL), "chat.completion"
+        ReplyPart({"choices": [{"message": message}], "usage": [3]}, URL), "chat.completion"
     )
     (choice,) = read["choices"]
     assert choice["index"] == 0 and choice["message"]["role"] == "assistant"

@@ -1,7 +1,7 @@
 """Form of a server's replies: each part with its place, and errors that name it.
 
-    Part(payload, url).field("choices").parts() -> choices[0], choices[1] ...
-    checked_choices(Part)                       -> the payload of a text route, safe to read
+    ReplyPart(payload, url).field("choices").parts() -> choices[0], choices[1] ...
+    checked_choices(ReplyPart)                       -> the payload of a text route, safe to read
 
 A value of another type raises ForeignReply with the address, the route and the field. Fields
 that no caller needs, such as a foreign ``usage``, are left out.
@@ -23,30 +23,33 @@ MAX_TOKEN_ID = 2**31 - 1  # limit of every tokenizer
 MAX_NUMBER = 3.4e38  # rows hold float32
 MAX_COUNT = 2**53  # largest number of tokens that JSON carries exactly
 FOREIGN_VALUES = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
+READ_ERRORS = (TokensMissing, *FOREIGN_VALUES)
 REASONINGS = ("reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplyPart:
     """A value of a reply; ``name`` is its place, like ``choices[0].message``."""
 
     value: Any
     where: str  # address and route
     name: str = ""  # empty: the whole reply
 
-    def field(self, name: str) -> Part:
+    def field(self, name: str) -> ReplyPart:
         """A field of an object; its value is None if absent."""
-        return Part(self.mapping().get(name), self.where, f"{self.name}.{name}".lstrip("."))
+        return ReplyPart(
+            self.mapping().get(name), self.where, f"{self.name}.{name}".lstrip(".")
+        )
 
     def mapping(self) -> Mapping[str, Any]:
         if not isinstance(self.value, Mapping):
             raise self.foreign("an object")
         return self.value
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReplyPart]:
         """The entries of a list."""
         return [
-            Part(value, self.where, f"{self.name}[{i}]")
+            ReplyPart(value, self.where, f"{self.name}[{i}]")
             for i, value in enumerate(self.entries())
         ]
 
@@ -55,7 +58,7 @@ class Part:
             raise self.foreign("a list")
         return self.value
 
-    def required(self) -> Part:
+    def require(self) -> ReplyPart:
         """Itself; TokensMissing for null."""
         if self.value is None:
             raise TokensMissing(
@@ -76,7 +79,7 @@ class Part:
         ids = self.entries()
         for t, token in enumerate(ids):
             if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-                raise Part(token, self.where, f"{self.name}[{t}]").foreign("a token id")
+                raise ReplyPart(token, self.where, f"{self.name}[{t}]").foreign("a token id")
         return list(ids)
 
     def numbers(self) -> list[float]:
@@ -118,23 +121,22 @@ def shape_of(value: Any) -> str:
 
 @contextmanager
 def expected_form(where: str) -> Iterator[None]:
-    """Name the address in errors of the block, and raise ForeignReply for those of reading."""
+    """Name the address in errors of reading a reply, and raise ForeignReply for untyped ones."""
     try:
         yield
-    except ForeignReply:
-        raise
-    except TokensMissing as error:
-        if where in str(error):
-            raise
-        raise TokensMissing(f"{where}: {error}") from error
-    except FOREIGN_VALUES as error:
-        found = f"read by {type(error).__name__}: {error}"
-        raise ForeignReply(
-            where, "a part of its body", found, "of the expected form"
-        ) from error
+    except READ_ERRORS as error:
+        raise with_address(where, error) from error
 
 
-def checked_choices(reply: Part, kind: str) -> dict[str, Any]:
+def with_address(where: str, error: Exception) -> TokensMissing:
+    """The error of READ_ERRORS as a typed one that names the address ``where``."""
+    if isinstance(error, TokensMissing):
+        return error if where in str(error) else TokensMissing(f"{where}: {error}")
+    shape = f"read by {type(error).__name__}: {error}"
+    return ForeignReply(where, "a part of its body", shape, "of the expected form")
+
+
+def checked_choices(reply: ReplyPart, kind: str) -> dict[str, Any]:
     """The payload of a text route with choices that can be read.
 
     ``kind`` is the route's ``object``: chat.completion or text_completion. Raises
@@ -143,7 +145,7 @@ def checked_choices(reply: Part, kind: str) -> dict[str, Any]:
     """
     if not isinstance(reply.value, Mapping) or not reply.value.get("choices"):
         raise InferenceUnavailable(
-            f"{reply.where}: the response has no choices{_reported(reply.value)}"
+            f"{reply.where}: the response has no choices{_error_text(reply.value)}"
         )
     choices = reply.field("choices").parts()
     is_chat = kind == "chat.completion"
@@ -158,14 +160,14 @@ def checked_choices(reply: Part, kind: str) -> dict[str, Any]:
     }
 
 
-def _reported(payload: Any) -> str:
+def _error_text(payload: Any) -> str:
     """The error that a body of status 200 holds, as gateways send it."""
     error = payload.get("error") if isinstance(payload, Mapping) else None
     message = error.get("message") if isinstance(error, Mapping) else error
     return f": {message[:200]}" if isinstance(message, str) else ""
 
 
-def _checked_choice(choice: Part, i: int, is_chat: bool) -> dict[str, Any]:
+def _checked_choice(choice: ReplyPart, i: int, is_chat: bool) -> dict[str, Any]:
     fields = {k: v for k, v in choice.mapping().items() if not k.startswith("_")}
     reason = choice.field("finish_reason")
     if isinstance(reason.value, Mapping):  # SGLang's native form
@@ -182,7 +184,7 @@ def _checked_choice(choice: Part, i: int, is_chat: bool) -> dict[str, Any]:
     return fields
 
 
-def _checked_message(message: Part) -> dict[str, Any]:
+def _checked_message(message: ReplyPart) -> dict[str, Any]:
     fields = {k: v for k, v in message.mapping().items() if not k.startswith("_")}
     message.field("content").optional_text()
     for name in REASONINGS:
@@ -194,7 +196,7 @@ def _checked_message(message: Part) -> dict[str, Any]:
     return fields
 
 
-def _checked_call(call: Part) -> dict[str, Any]:
+def _checked_call(call: ReplyPart) -> dict[str, Any]:
     """A tool call; arguments that a server sends as an object become OpenAI's text."""
     fields = dict(call.mapping())
     if call.field("type").value == "custom":
@@ -210,7 +212,7 @@ def _checked_call(call: Part) -> dict[str, Any]:
     return fields
 
 
-def _check_logprobs(logprobs: Part) -> None:
+def _check_logprobs(logprobs: ReplyPart) -> None:
     """Check the lists of either form: of chats ``content``, of texts ``token_logprobs``."""
     if logprobs.value is None:
         return
