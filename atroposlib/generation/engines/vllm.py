@@ -38,6 +38,8 @@ from atroposlib.generation.sampling.reply_form import (
     READ_ERRORS,
     ReplyPart,
     expected_form,
+    logprob_number,
+    topk_rows,
     with_address,
 )
 from atroposlib.wire import LogprobKind
@@ -49,8 +51,7 @@ ROUTE_ABSENT_STATUS = frozenset({401, 403, 404, 405, 501})
 SERVER_UNREADY_STATUS = frozenset({502, 503, 504})
 VERSION_HEADER = "X-Weight-Version"
 LOGPROB_KINDS = get_args(LogprobKind)
-# Of the demo route, with an entry for each output.
-OPTIONAL_COLUMNS = ("token_ids", "finish_reasons", "weight_versions", "routed_experts")
+DEMO_COLUMNS = ("token_ids", "finish_reasons", "weight_versions", "routed_experts")
 
 
 class VLLMServer(TokenServer):
@@ -185,7 +186,7 @@ class DemoRoute(TokenRoute):
         rows = payload.get("logprobs")
         if rows is None:
             raise TokensMissing(f"{reply.where}: the response has no logprobs to train on")
-        columns = [payload.get(name) or [None] * len(rows) for name in OPTIONAL_COLUMNS]
+        columns = [payload.get(name) or [None] * len(rows) for name in DEMO_COLUMNS]
         if {*map(len, columns)} != {len(rows)}:
             raise TokensMissing(f"{reply.where}: lists of different lengths in the response")
         kind, generations = payload.get("logprob_kind"), []
@@ -224,14 +225,13 @@ class ChoicesRoute(TokenRoute):
         tokens = choice.field("token_ids").require().token_ids()
         logprobs = choice.field("logprobs")
         values = self.logprobs_of(logprobs) if logprobs.value else logprobs
-        numbers = values.require().numbers() if tokens or values.value else []
         spans = choice.field("weight_versions")
         spans = spans if spans.value else reply.field("weight_versions")
         prompt, routed = choice.field("prompt_token_ids"), choice.field("routed_experts").value
         return Generation(
             prompt_ids=prompt.token_ids() if prompt.value else list(ids),
             tokens=tokens,
-            logprobs=numbers,
+            logprobs=values.require().numbers() if tokens or values.value else [],
             versions=token_versions(len(tokens), spans.value, label),
             finish_reason=finish_reason_text(choice.field("finish_reason").value),
             routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
@@ -283,30 +283,6 @@ class CompletionsRoute(ChoicesRoute):
 TOKEN_ROUTES: tuple[TokenRoute, ...] = (DemoRoute(), ScaleOutRoute(), CompletionsRoute())
 
 
-def topk_rows(raw: Any) -> list[dict[int, float]]:
-    """Logprob by token id, for each position; {} for unreported positions.
-
-    ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
-    is a number or {"logprob": number}.
-    """
-    if raw is None:
-        raise TokensMissing("the backend returned no prompt_logprobs")
-    positions = raw
-    if len(raw) == 1 and isinstance(raw[0], list) and _is_nested(raw[0]):
-        positions = raw[0]
-    rows = []
-    for position in positions:
-        entries = position if isinstance(position, list) else [position]
-        pairs = [pair for entry in entries for pair in (entry or {}).items()]
-        rows.append({int(token): _number(value) for token, value in pairs})
-    return rows
-
-
-def _is_nested(row: list[Any]) -> bool:
-    """Whether ``row`` is the position list of [sequence][position], not a position."""
-    return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
-
-
 def _ids_and_logprobs(row: Any, tokens: Any, where: str) -> tuple[list[int], list[float]]:
     """Tokens and logprobs (T,) of a row of {token id: logprob}, or of lists of these."""
     if tokens is not None and len(tokens) != len(row or []):
@@ -318,11 +294,7 @@ def _ids_and_logprobs(row: Any, tokens: Any, where: str) -> tuple[list[int], lis
         if not entry or token not in entry:
             raise TokensMissing(f"{where}: no logprob of the token sampled at {t}")
         ids.append(int(token))
-        logprobs.append(_number(entry[token]))
+        logprobs.append(logprob_number(entry[token]))
         if not (0 <= ids[t] <= MAX_TOKEN_ID and abs(logprobs[t]) < MAX_NUMBER):
             raise TokensMissing(f"{where}: token {token} with logprob {logprobs[t]} at {t}")
     return ids, logprobs
-
-
-def _number(value: Any) -> float:
-    return float(value["logprob"] if isinstance(value, Mapping) else value)

@@ -233,3 +233,31 @@ def _usage(usage: Any) -> Mapping[str, Any] | None:
     counts = [usage.get(name) or 0 for name in names]
     known = all(type(count) is int and 0 <= count <= MAX_COUNT for count in counts)
     return usage if known else None
+
+
+def topk_rows(raw: Any) -> list[dict[int, float]]:
+    """Logprob by token id, for each position; {} for unreported positions.
+
+    ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
+    is a number or {"logprob": number}.
+    """
+    if raw is None:
+        raise TokensMissing("the backend returned no prompt_logprobs")
+    positions = raw
+    if len(raw) == 1 and isinstance(raw[0], list) and _is_nested(raw[0]):
+        positions = raw[0]
+    rows = []
+    for position in positions:
+        entries = position if isinstance(position, list) else [position]
+        pairs = [pair for entry in entries for pair in (entry or {}).items()]
+        rows.append({int(token): logprob_number(value) for token, value in pairs})
+    return rows
+
+
+def _is_nested(row: list[Any]) -> bool:
+    """Whether ``row`` is the position list of [sequence][position], not a position."""
+    return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
+
+
+def logprob_number(value: Any) -> float:
+    return float(value["logprob"] if isinstance(value, Mapping) else value)

@@ -12,9 +12,8 @@ from atroposlib.generation.engines.openai import logprobs_result
 from atroposlib.generation.engines.vllm import (
     CompletionsRoute,
     VLLMServer,
-    topk_rows,
 )
-from atroposlib.generation.sampling.reply_form import ReplyPart
+from atroposlib.generation.sampling.reply_form import ReplyPart, topk_rows
 from atroposlib.testing.fake_shapes import END, encode, fake_logprob
 from atroposlib.wire.routing import experts_entry
 
