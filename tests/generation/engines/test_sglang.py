@@ -44,7 +44,7 @@ def test_sglang_triples_become_tokens_logprobs_and_versions() -> None:
 
 
 def test_an_output_without_logprobs_is_rejected_unless_it_has_no_tokens() -> None:
-    with pytest.raises(TokensMissing, match="no output_token_logprobs"):
+    with pytest.raises(TokensMissing, match="no meta_info.output_token_logprobs"):
         read_generations(ReplyPart({"meta_info": {"completion_tokens": 2}}, "u"), [1])
     (empty,) = read_generations(ReplyPart({"meta_info": {"completion_tokens": 0}}, "u"), [1])
     assert empty.tokens == [] and empty.finish_reason == "stop"
