@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import resource
 import signal
@@ -203,13 +204,16 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
             text = ",".join(value) if isinstance(value, list) else str(value)
             os.environ[variable_of(name)] = "1" if value is True else text
     os.environ["ATROPOS_FRESH"] = "0"  # a reload keeps the store
+    # The watcher logs every change of any file, also of the log of this command.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     uvicorn.run(
         "atroposlib.cli.serve_api:app_from_environment",
         factory=True,
         host=options.host,
         port=port,
         reload=True,
-        **_settings(options, BusyReplies()),
+        # The children are given the settings by pickle, which takes no class made in a function.
+        **{**_settings(options, BusyReplies()), "http": SlowClientProtocol},
     )
 
 

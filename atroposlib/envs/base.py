@@ -32,6 +32,7 @@ from atroposlib.generation.configs import (
     OpenaiConfig,
     ServerBaseline,
     ServerConfigs,
+    ServerManagerConfig,
 )
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
@@ -51,6 +52,8 @@ __all__ = [
     "ScoredDataGroup",
     "ScoredDataItem",
     "ServerBaseline",
+    "ServerManager",
+    "ServerManagerConfig",
 ]
 
 

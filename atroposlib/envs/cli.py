@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from atroposlib.generation.configs import (
     ServerManagerConfig,
     as_server_list,
     resolve_servers,
+    server_fields,
 )
 from atroposlib.settings.fields import validate_as
 from atroposlib.settings.merge import Settings, as_tree, merge
@@ -191,6 +192,7 @@ class EnvCommand(Cmd):
         # In the form that the class takes: without computed fields.
         dump = partial(self.code.model_dump, round_trip=True, by_alias=False)
         own = self.code.model_fields_set | dump(exclude_defaults=True).keys()
+        own |= _partly_replaced(self.code, from_file, from_flags)
         code = Settings({ENV_NAMESPACE: dump(include=own)})
         merged = merge(code, from_file, from_flags)
         rejecting = partial(name_rejected_settings, settings=merged)
@@ -227,6 +229,17 @@ def _require_own_names(env: BaseEnvConfig, merged: Settings) -> None:
             )
 
 
+def _partly_replaced(code: BaseEnvConfig, *sources: Settings) -> set[str]:
+    """Fields of the author for which a source has a mapping: only its keys replace the code's."""
+    return {
+        name
+        for source in sources
+        for name, value in (source.values.get(ENV_NAMESPACE) or {}).items()
+        if isinstance(value, Mapping)
+        and name in type(code).model_fields.keys() - BaseEnvConfig.model_fields.keys()
+    }
+
+
 def _refuse_running_loop() -> None:
     try:
         asyncio.get_running_loop()
@@ -254,7 +267,8 @@ def command_class(env_cls: type[EnvHooks], mode: str) -> type[EnvCommand]:
     for namespace, listed in servers.items():
         known = as_server_list(listed) if listed else None
         first = known[0] if known else ServerBaseline()
-        shown = APIServerConfig().model_copy(update=first.model_dump(exclude={"api_key"}))
+        server = first if known else APIServerConfig().model_copy(update=first.model_dump())
+        shown = server.model_copy(update={"api_key": ""})
         fields |= flags.flag_fields(namespace + NAMESPACE_SEP, shown)
     fields |= flags.flag_fields("", ServerManagerConfig())
     name = f"Cli{mode.title()}Config"  # name in Atropos
@@ -317,9 +331,8 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
         raise ConfigError(f"{file.place(STRICT)} should be true or false, not {word!r}")
     strict = word in (True, "yes", "on")
     takes_any = command.code.model_config.get("extra") == "allow"
-    of_servers = [*APIServerConfig.model_fields]
     names = {ENV_NAMESPACE: [*type(command.code).model_fields]}
-    names |= dict.fromkeys(command.servers, of_servers)
+    names |= {name: server_fields(configs) for name, configs in command.servers.items()}
     top = [*names, *ServerManagerConfig.model_fields]
     hints = [*top, *(f"{above}.{name}" for above in names for name in names[above])]
 
@@ -344,7 +357,7 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
         servers = settings[above]
         settings[above] = (
             [
-                known_settings(f"{above}.{i}", server, of_servers)
+                known_settings(f"{above}.{i}", server, names[above])
                 for i, server in enumerate(servers)
             ]
             if isinstance(servers, list) and above in command.servers

@@ -232,10 +232,14 @@ def groups_page(
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line: input file, and optionally where to write."""
     parser = argparse.ArgumentParser(description="Scored groups (jsonl) as an HTML page.")
-    parser.add_argument("input_path")
-    parser.add_argument("output_path", nargs="?")
+    for path in ("input_path", "output_path"):  # by place, or by flag as in the original
+        flag, dashed = f"--{path}", f"--{path.replace('_', '-')}"
+        parser.add_argument(path, nargs="?", default=argparse.SUPPRESS)
+        parser.add_argument(flag, dashed, dest=path, metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", help="directory: show tokens as text instead of ids")
     args = parser.parse_args(argv)
+    if args.input_path is None:
+        parser.error("input_path is missing: a file of scored groups")
     tokenizer = None
     if args.tokenizer:
         from atroposlib.utils.tokenizers.loading import load_tokenizer_named

@@ -183,19 +183,20 @@ def resolve_servers(
     If the code has a single config and no list, the result is a single config, because
     environments of the original read its fields. A baseline stays a baseline, with new values,
     unless a field that only :class:`APIServerConfig` has is overridden: then it becomes a
-    server.
+    server. Servers are of the class that the code has.
     """
     listed = as_server_list(defaults) or []  # []: addresses are generated
+    server_cls = type(listed[0]) if listed else APIServerConfig
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
     settings = dict(flags)
     if isinstance(from_yaml, Mapping):
         settings = {**from_yaml, **flags}
     elif from_yaml and len(from_yaml) > 1:
         _reject_overrides(len(from_yaml), flags, namespace)
-        return [APIServerConfig(**entry) for entry in from_yaml]
+        return [server_cls(**entry) for entry in from_yaml]
     elif from_yaml:
         if len(listed) > 1:
-            listed = [APIServerConfig()]  # the file's list replaces the code's
+            listed = [server_cls()]  # the file's list replaces the code's
         settings = {**from_yaml[0], **flags}
     if len(listed) > 1:
         _reject_overrides(len(listed), settings, namespace)
@@ -206,10 +207,16 @@ def resolve_servers(
         logger.debug("%s settings overridden: %s", namespace, ", ".join(sorted(settings)))
     alone = defaults if isinstance(defaults, ServerBaseline) else listed[0]
     values = {**alone.model_dump(), **settings}
-    if not listed and set(settings) <= set(ServerBaseline.model_fields):
-        return ServerBaseline(**values)
-    server = APIServerConfig(**values)
+    if not listed and set(settings) <= set(type(alone).model_fields):
+        return type(alone)(**values)
+    server = server_cls(**values)
     return server if bare else [server]
+
+
+def server_fields(configs: ServerConfigs | None) -> list[str]:
+    """Settings that a file may give to a server: those of the class that the code has."""
+    listed = as_server_list(configs) if configs else None
+    return [*(type(listed[0]) if listed else APIServerConfig).model_fields]
 
 
 def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str) -> None:

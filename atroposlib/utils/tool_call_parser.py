@@ -1,7 +1,7 @@
 """Parser of tool calls: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-The text between the tags must be valid JSON. Nothing is repaired, so that every rewarded call
-is also accepted by a strict parser.
+The text between the tags is JSON, or becomes JSON with every ``'`` replaced by ``"``: models
+write calls as Python prints a dict, and environments of the original score them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_tool_call(
     ``("-ERROR-", arguments, True)``.
     """
     text = extract_tool_call(response, preferred_tags)
-    call = None if text is None else json_object(text)
+    call = None if text is None else json_object(text) or json_object(text.replace("'", '"'))
     if call is None or not isinstance(call.get("name"), str):
         return ERROR_NAME, {}, True
     arguments = call.get("arguments", {})

@@ -6,7 +6,9 @@ import asyncio
 import re
 import signal
 import socket
+import subprocess
 import threading
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -132,6 +134,17 @@ def test_a_signal_shuts_the_api_down_cleanly(tmp_path, number):
             assert process.wait(timeout=600) == 0
     assert (tmp_path / "log").read_text() == ""
     assert not list((tmp_path / "data").glob("*-wal"))
+
+
+@pytest.mark.slow
+def test_the_reloading_api_answers_and_ends_by_a_signal(tmp_path):
+    with serving(tmp_path / "data", "--reload") as (process, url):
+        while not port_answers(int(url.rpartition(":")[2])):  # a child binds it
+            with suppress(subprocess.TimeoutExpired):
+                pytest.fail(f"exit status {process.wait(timeout=0.05)}")
+        assert httpx.get(url, trust_env=False).json() == {"message": "AtroposLib API"}
+        process.send_signal(signal.SIGINT)  # ends the child as well
+        assert process.wait(timeout=600) == 0
 
 
 async def in_flight(http, url, calls):

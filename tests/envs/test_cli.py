@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum, IntEnum
@@ -148,6 +149,80 @@ def test_flags_win_over_yaml_over_config_init_over_defaults(mode, tmp_path):
     server = settings.servers
     assert (server.model_name, server.timeout) == ("cli", 5)
     assert server.base_url == "http://init:1/v1"
+
+
+class NestedConfig(BaseEnvConfig):
+    weights: dict[str, float] = {"a": 1.0, "b": 2.0}
+    options: dict[str, Any] = {"search": {"depth": 1, "width": 2}}
+    retriever: Retriever = Retriever(kind="dense", top_k=3)
+    extra: dict[str, int] | None = None
+
+
+class NestedEnv(Env):
+    env_config_cls = NestedConfig
+
+    @classmethod
+    def config_init(cls):
+        return cls.env_config_cls(), cls.servers
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("source", ["file", "flag"])
+def test_a_mapping_replaces_only_the_keys_that_it_has_of_a_default_of_the_class(
+    mode, source, tmp_path
+):
+    given = {
+        "weights": {"b": 5.0},
+        "options": {"search": {"depth": 4}},
+        "retriever": {"top_k": 9},
+        "extra": {"x": 1},
+    }
+    path = tmp_path / "settings.yaml"
+    path.write_text(json.dumps({"env": given if source == "file" else {}}))
+    flags = [f"--env.{name}={json.dumps(value)}" for name, value in given.items()]
+    words = [mode, "--config", str(path), *(flags if source == "flag" else ())]
+    env = read_settings(NestedEnv, words).env
+    assert env.weights == {"a": 1.0, "b": 5.0}
+    assert env.options == {"search": {"depth": 4, "width": 2}}
+    assert env.retriever == Retriever(kind="dense", top_k=9)
+    assert env.extra == {"x": 1}
+
+
+class JudgedServer(APIServerConfig):
+    judge: str = "none"
+    bounds: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_servers_keep_their_class_under_files_and_flags(mode, is_list, tmp_path):
+    server = JudgedServer(base_url="http://init:1/v1", api_key="k", judge="init")
+    servers = [server] if is_list else server
+    yaml = "openai: {timeout: 5, bounds: {a: 1}}"
+    flags = [(), ("--openai.judge", "flag"), ("--openai.timeout", "7")]
+    for words, judge, timeout in zip(flags, ["init", "flag", "init"], [5, 5, 7]):
+        read_servers = read(
+            mode, *words, servers=servers, tmp_path=tmp_path, yaml=yaml
+        ).servers
+        result = read_servers[0] if is_list else read_servers
+        assert isinstance(result, JudgedServer)
+        assert (result.judge, result.timeout, result.bounds) == (judge, timeout, {"a": 1})
+        assert (result.api_key, result.base_url) == ("k", "http://init:1/v1")
+    yaml = "openai: [{base_url: 'http://a/v1', judge: x}, {base_url: 'http://b/v1'}]"
+    listed = read(mode, servers=servers, tmp_path=tmp_path, yaml=yaml).servers
+    assert [(type(each), each.judge) for each in listed] == [
+        (JudgedServer, "x"),
+        (JudgedServer, "none"),
+    ]
+
+
+class NamedBaseline(ServerBaseline):
+    region: str = "a"
+
+
+def test_a_baseline_keeps_its_class_under_a_flag():
+    result = read("serve", "--openai.timeout", "5", servers=NamedBaseline(region="b")).servers
+    assert type(result) is NamedBaseline and (result.region, result.timeout) == ("b", 5)
 
 
 @pytest.mark.parametrize("mode", MODES)

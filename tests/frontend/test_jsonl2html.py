@@ -89,6 +89,30 @@ def test_missing_data_and_a_missing_file_are_reported(page, tmp_path):
     assert "absent.jsonl" in str(exit_.value.code)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["g.jsonl", "o.html"],
+        ["--input_path", "g.jsonl", "--output_path", "o.html"],
+        ["--input-path=g.jsonl", "--output-path=o.html"],
+        ["g.jsonl", "--output_path=o.html"],
+    ],
+)
+def test_the_paths_are_given_by_place_or_as_the_flags_of_the_original(
+    words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.jsonl").write_text(json.dumps({"messages": ["a"], "scores": [1.0]}))
+    main(words)
+    assert (tmp_path / "o.html").exists()
+
+
+def test_a_command_line_without_a_file_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "input_path is missing" in capsys.readouterr().err
+
+
 def test_markdown_is_rendered_without_external_links_or_resources(page):
     text = (
         "| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\nx < 1\n```\n*line*\n\n\\boxed\\{1\\} &lt;"

@@ -42,13 +42,16 @@ def test_the_first_of_the_preferred_tags_is_parsed(text, tags, found):
         ('{"name": "f", "arguments": "no"}', WRONG),
         ('{"name": 3, "arguments": {}}', WRONG),
         ('{"arguments": {}}', WRONG),
-        ("{'name': 'f'}", WRONG),
+        ("{'name': 'f'}", ("f", {}, False)),
+        ("{'name': 'f', 'arguments': {'x': 1}}", ("f", {"x": 1}, False)),
+        ("{'name': 'f', 'arguments': {'x': \"it's\"}}", WRONG),
+        ("{'name': f}", WRONG),
         ('["f"]', WRONG),
         ("[" * 100_000, WRONG),
         ("", WRONG),
     ],
 )
-def test_a_tool_call_is_parsed_as_plain_json(body, parsed):
+def test_a_tool_call_is_json_or_a_dict_in_single_quotes(body, parsed):
     assert parse_tool_call(call(body)) == parsed
 
 

@@ -8,7 +8,7 @@ atropos-dpo-gen dpo.jsonl --save-messages       {"pos", "score", "neg"}, of mess
     run-api --claim--> batch -> lines of each group -> FILE, synced -> ack
 
 The tool takes the place of a trainer. It opens a new run and rejects an API with another run,
-unless ``--reset`` permits to wipe it.
+unless ``--reset`` permits to wipe it, or the run is what a finished collection left.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
 CLAIM_WAIT_S = 5.0
 COUNT = whole(1)
 DEFAULT_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"
+DONE = "done"  # phase of a heartbeat
+RUN = "run_id"  # detail of a heartbeat: the run that the tool opened
 LIVE_TRAINER_S = 60.0  # trainers of this package send a heartbeat every few seconds
 
 
@@ -151,7 +153,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     say = logging.getLogger(__name__).info
 
     with closing(RolloutClient(options.api_url, on_wait=say)) as client:
-        if options.reset:
+        if options.reset or is_left_by_collection(client.status()):
             client.reset()
         require_no_trainer(
             client.status(), options.api_url, out.progress.run_id if out.resumed else None
@@ -218,14 +220,24 @@ def _fill(
             Heartbeat(
                 role="tool",
                 name=command.name,
-                phase="done" if written >= wanted else "collecting",
+                phase=DONE if written >= wanted else "collecting",
                 waiting_on=reason[:400] if reason else None,
-                details={"lines": written, "wanted": wanted},
+                details={"lines": written, "wanted": wanted, RUN: out.progress.run_id},
             )
         )
         if written >= wanted:
             return
         wait_s = CLAIM_WAIT_S
+
+
+def is_left_by_collection(status: RunStatus) -> bool:
+    """Whether the run is that of a collection which has written all its lines."""
+    return any(
+        participant.role == "tool"
+        and participant.phase == DONE
+        and participant.details.get(RUN) == status.run_id
+        for participant in status.participants
+    )
 
 
 def require_no_trainer(status: RunStatus, url: str, resumed: str | None = None) -> None:
@@ -238,7 +250,7 @@ def require_no_trainer(status: RunStatus, url: str, resumed: str | None = None) 
     lives = any(
         participant.role == "trainer"
         and participant.age_s < LIVE_TRAINER_S
-        and participant.phase != "done"
+        and participant.phase != DONE
         for participant in status.participants
     )
     ours = resumed is not None and status.run_id == resumed and not lives

@@ -21,6 +21,8 @@ class _HasCursor(Protocol):
 class FunctionRuntime(EnvRuntime):
     """The runtime of an environment of a function."""
 
+    repeats_tasks = True
+
     def place_of(self, item: Any) -> int | None:
         place: int = item["place"]
         return place

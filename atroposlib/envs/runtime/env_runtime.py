@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from inspect import getattr_static
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from atroposlib.certificate.seals import TASK
 from atroposlib.envs.curriculum.curriculum import Curriculum
@@ -82,6 +82,8 @@ class ReadyServers(NamedTuple):
 
 class EnvRuntime:
     """Running rollouts, deliveries and measurements of ``env``."""
+
+    repeats_tasks: ClassVar[bool] = False  # the end of the items is then a mistake in settings
 
     def __init__(self, env: EnvHooks) -> None:
         self.env = env

@@ -33,7 +33,7 @@ async def run_process(runtime: EnvRuntime) -> int:
     Raises:
         OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items in a row
             failed or lost their groups, or the items ended before ``total_steps`` groups were
-            made.
+            made, by failures, without any group, or although the tasks repeat.
         StopRequested: SIGTERM or SIGINT; the groups made by then are kept.
     """
     wanted = runtime.n_groups_to_process
@@ -61,10 +61,16 @@ async def run_process(runtime: EnvRuntime) -> int:
             if last
             else f"counts: {_counts(runtime)}"
         )
-        raise OnlyFailures(
+        short = (
             f"{kept} of {wanted} groups were made from {runtime.pool.started} items, and there "
-            f"is no further item; {reason}\n"
-            "give the data set more tasks or --env.epochs, or lower --env.total_steps"
+            f"is no further item; {reason}"
+        )
+        if kept and last is None and not runtime.repeats_tasks:
+            # As in the original: get_next_item of a class ends `process` by returning None.
+            logger.warning("%s", short)
+            return kept
+        raise OnlyFailures(
+            f"{short}\ngive the data set more tasks or --env.epochs, or lower --env.total_steps"
         )
     return kept
 

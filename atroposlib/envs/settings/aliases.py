@@ -1,6 +1,6 @@
 """Aliases that an author gives to fields of a configuration: other names of the same setting.
 
-steps: int = Field(10, alias="num_steps")    --env.steps 3 or --env.num_steps 3
+rooms: int = Field(10, alias="num_rooms")    a flag and a key of both names
 """
 
 from __future__ import annotations

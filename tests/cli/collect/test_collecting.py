@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from threading import Thread
 
 import httpx
 import msgspec
@@ -178,6 +179,38 @@ def test_an_interrupted_collection_resumes_without_loss_or_repetition(
     assert earlier == {"earlier": 1}
     assert [line["completion"] for line in lines] == [f"good {n}" for n in range(wanted)]
     assert httpx.get(f"{api}/status").json()["batches_acked"] == wanted // 2
+
+
+@pytest.mark.parametrize("again", [sft_gen, dpo_gen])
+def test_the_run_of_a_finished_collection_gives_way_to_the_next_as_in_the_original(
+    api, tmp_path, tokenizer_dir, again
+):
+    post(api, *(group(n) for n in range(8)))
+    assert sft(api, tmp_path / "first.jsonl", tokenizer_dir) == 0
+    poster = Thread(target=post_when_registered_anew, args=(api,))
+    poster.start()
+    words = ["--api-url", api, "--tokenizer", tokenizer_dir, "--tasks-per-step", "2"]
+    assert again([str(tmp_path / "second.jsonl"), *words, "--num-seqs-to-save", "2"]) == 0
+    poster.join()
+    assert len(lines_of(tmp_path / "second.jsonl")) == 2
+
+
+def post_when_registered_anew(api):
+    first = httpx.get(f"{api}/status").json()["run_id"]
+    while (status := httpx.get(f"{api}/status").json())["run_id"] == first or (
+        status["state"] == "EMPTY"
+    ):
+        pass
+    post(api, *(group(n) for n in range(2)))
+
+
+def test_a_trainer_after_a_finished_collection_is_not_replaced(api, tmp_path, tokenizer_dir):
+    post(api, *(group(n) for n in range(4)))
+    assert sft(api, tmp_path / "first.jsonl", tokenizer_dir) == 0
+    httpx.get(f"{api}/reset_data")
+    with RolloutClient(api) as trainer:
+        trainer.register(registration())
+        assert sft(api, tmp_path / "second.jsonl", tokenizer_dir) == 1
 
 
 def test_a_finished_collection_is_followed_by_another_of_the_same_size(

@@ -186,11 +186,23 @@ async def test_backlog_items_are_rolled_out_too(process_env):
     assert env.rolled_out == ["item-1", "stage-2", "stage-3"]
 
 
-async def test_running_out_of_items_ends_the_run(process_env, tmp_path):
+async def test_running_out_of_items_ends_the_run_as_in_the_original(
+    process_env, tmp_path, caplog
+):
     env = process_env(items=2)
-    with pytest.raises(OnlyFailures, match="2 of 4 groups were made from 2 items"):
-        await env.process_manager()
+    assert await env.process_manager() == 2
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
+    assert "2 of 4 groups were made from 2 items" in caplog.text
+
+
+@pytest.mark.parametrize(("items", "failures"), [(0, 0), (2, 1)])
+async def test_running_out_of_items_without_a_group_or_after_a_failure_is_an_error(
+    process_env, items, failures
+):
+    env = process_env(items=items, max_item_retries=0)
+    env.failures.extend(ValueError("broken reward") for _ in range(failures))
+    with pytest.raises(OnlyFailures, match="of 4 groups were made"):
+        await env.process_manager()
 
 
 async def test_an_existing_file_is_never_overwritten(process_env, tmp_path):

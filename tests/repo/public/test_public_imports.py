@@ -15,7 +15,7 @@ PUBLIC = {
     "atroposlib.envs": "BaseEnv BaseEnvConfig environment",
     "atroposlib.envs.base": (
         "APIServer APIServerConfig BaseEnv BaseEnvConfig EvalHandlingEnum Item OpenaiConfig "
-        "ScoredDataGroup ScoredDataItem ServerBaseline"
+        "ScoredDataGroup ScoredDataItem ServerBaseline ServerManager ServerManagerConfig"
     ),
     "atroposlib.envs.constants": (
         "ENV_NAMESPACE NAMESPACE_SEP OPENAI_NAMESPACE SERVER_MANAGER_NAMESPACE"

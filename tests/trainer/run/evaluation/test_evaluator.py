@@ -135,13 +135,20 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
         evaluator.maybe(STATE, False, [])
 
 
-def test_progress_names_the_evaluation_that_the_trainer_waits_for(config):
-    cfg = config(
-        eval_every_steps=1, eval_command=[sys.executable, "-c", "pass"], eval_timeout_s=60.0
-    )
+def test_progress_names_the_evaluation_that_the_trainer_waits_for(config, tmp_path):
+    seen_once = tmp_path / "seen"
+    os.mkfifo(seen_once)
+    until_seen = [sys.executable, "-c", "import sys; open(sys.argv[1]).read()", str(seen_once)]
+    cfg = config(eval_every_steps=1, eval_command=until_seen, eval_timeout_s=60.0)
     waits = WaitReporter(StopSignal(), HeartbeatThread(lambda beat: None, "test"))
     evaluator, seen = Evaluator(cfg, Ranks.single(), waits), []
-    waits.checks.append(lambda: seen.append(evaluator.progress()))
+
+    def see() -> None:
+        seen.append(evaluator.progress())
+        if len(seen) == 1:
+            seen_once.write_text("")  # returns when the command reads
+
+    waits.checks.append(see)
     assert evaluator.progress() == {}
     evaluator.maybe(STATE, False, [])
     spent_s = seen[0].pop("evaluation_s")
