@@ -30,6 +30,7 @@
     |   |-- InferenceRefused       a 4xx; a repeated request cannot help
     |   |   `-- ContextFull        the prompt leaves no space in the model's context
     |   `-- TokensMissing          the backend returned no token ids or logprobs
+    |       `-- ForeignReply       a reply has another form; names address, route and field
     |-- RolloutError           user code failed; names env, item and stage
     |-- DatasetUnavailable     real data could not be loaded; never replaced by toy data
     |-- PictureError           a picture cannot be read, or does not fit its tokens  (also a ValueError)
@@ -212,6 +213,27 @@ class ContextFull(InferenceRefused):
 
 class TokensMissing(InferenceError):
     """The backend returned no token ids or logprobs, so its text cannot be trained on."""
+
+
+class ForeignReply(TokensMissing):
+    """A field of a server's reply has another form than its route promises.
+
+    Args:
+        where: address and route, like ``http://localhost:9001/v1/chat/completions``.
+        field: place of the value, like ``choices[0].message``.
+        shape: what the value is; its content is left out.
+        wanted: what the route promises.
+    """
+
+    def __init__(self, where: str, field: str, shape: str, wanted: str) -> None:
+        super().__init__(
+            f"{where}: the response has another form than that of this server_type: {field} is "
+            f"{shape}, not {wanted}; set server_type to the kind of this server, or base_url to "
+            "another"
+        )
+        self.where = where
+        self.field = field
+        self.wanted = wanted
 
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -197,6 +197,7 @@ def _with_argument(env_cls: Any, argument: str) -> Any:
 def print_settings(target: str) -> None:
     """Print JSON for launchers: settings that the code sets, and the names of all settings."""
     from atroposlib.envs.base import BaseEnvConfig
+    from atroposlib.envs.settings.aliases import keys_of_aliases
 
     try:
         config, _ = load(target).config_init()
@@ -207,7 +208,8 @@ def print_settings(target: str) -> None:
     kept = named & {"group_size", "ensure_scores_are_not_same"}
     own = {name: getattr(config, name) for name in kept}
     own["seq_len"] = config.max_token_length
-    print(json.dumps({"own": own, "fields": [*type(config).model_fields]}))
+    fields = [*type(config).model_fields, *sorted(keys_of_aliases(type(config)))]
+    print(json.dumps({"own": own, "fields": fields}))
 
 
 def _module_of(reference: references.Reference, target: str) -> ModuleType:

@@ -28,6 +28,7 @@ from atroposlib.envs.runtime.env_runtime import name_of, runtime_class, runtime_
 from atroposlib.envs.runtime.hooks import EnvHooks
 from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
+from atroposlib.envs.settings.aliases import field_aliases, flag_aliases, with_field_names
 from atroposlib.envs.settings.config import (
     ENV_NAMESPACE,
     NAMESPACE_SEP,
@@ -126,7 +127,9 @@ def read_command(
         raise ConfigError(f"invalid choice {words[0]!r}: one of {', '.join(MODES)}{hint}")
     # By its method, which an environment may override.
     command: type[EnvCommand] = getattr(env_cls, f"get_cli_{words[0]}_config_cls")()
-    return command, flags.read_flags(words[1:], command.model_fields)
+    code = getattr(command, "code", None)  # absent in a class of an environment's author
+    aliases = {} if code is None else flag_aliases(type(code), ENV_NAMESPACE + NAMESPACE_SEP)
+    return command, flags.read_flags(words[1:], command.model_fields, aliases)
 
 
 # --- the three commands ------------------------------------------------------------------
@@ -187,7 +190,7 @@ class EnvCommand(Cmd):
         # Without defaults of the class: an annotation may reject its own default, as with None
         # for a str.
         # In the form that the class takes: without computed fields.
-        dump = partial(self.code.model_dump, round_trip=True)
+        dump = partial(self.code.model_dump, round_trip=True, by_alias=False)
         own = self.code.model_fields_set | dump(exclude_defaults=True).keys()
         own |= _partly_replaced(self.code, from_file, from_flags)
         code = Settings({ENV_NAMESPACE: dump(include=own)})
@@ -195,6 +198,7 @@ class EnvCommand(Cmd):
         rejecting = partial(name_rejected_settings, settings=merged)
         with rejecting(ENV_NAMESPACE):
             env = type(self.code)(**merged.values[ENV_NAMESPACE])
+        _require_own_names(env, merged)
         with rejecting(""):
             names = ServerManagerConfig.model_fields.keys() & merged.values
             manager = ServerManagerConfig(**{name: merged.values[name] for name in names})
@@ -212,6 +216,17 @@ class EnvCommand(Cmd):
                     )
         main_servers = servers.pop(OPENAI_NAMESPACE) or ServerBaseline()
         return CommandSettings(self.mode, env, main_servers, manager, servers)
+
+
+def _require_own_names(env: BaseEnvConfig, merged: Settings) -> None:
+    """Raise ConfigError for a setting that a class reads by its alias only."""
+    for name in merged.values[ENV_NAMESPACE].keys() & type(env).model_fields.keys():
+        if name not in env.model_fields_set and field_aliases(type(env).model_fields[name]):
+            key = ENV_NAMESPACE + NAMESPACE_SEP + name
+            raise ConfigError(
+                f"{merged.place(key)}: {type(env).__name__} reads {name} by its alias only: leave "
+                "populate_by_name=False out of its model_config"
+            )
 
 
 def _partly_replaced(code: BaseEnvConfig, *sources: Settings) -> set[str]:
@@ -324,7 +339,9 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
     def known_settings(above: str, values: Any, allowed: Sequence[str]) -> dict[str, Any]:
         if not isinstance(values, dict | None):
             raise ConfigError(f"{file.place(above)} should be a mapping, not {values!r}")
-        kept = with_new_names(values or {}) if above == ENV_NAMESPACE else dict(values or {})
+        kept = dict(values or {})
+        if above == ENV_NAMESPACE:
+            kept = with_field_names(type(command.code), with_new_names(kept))
         anything = takes_any and above == ENV_NAMESPACE
         for name in [name for name in kept if name not in allowed and not anything]:
             key = f"{above}{NAMESPACE_SEP}{name}" if above else str(name)
@@ -346,4 +363,6 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
             if isinstance(servers, list) and above in command.servers
             else known_settings(above, servers, names[above])
         )
-    return Settings(settings, file.places)
+    by_alias = flag_aliases(type(command.code), ENV_NAMESPACE + NAMESPACE_SEP)
+    places = {by_alias.get(key, key): place for key, place in file.places.items()}
+    return Settings(settings, places)

@@ -116,6 +116,9 @@ def validate_as(
         nearest = settings.place(key)
         return absent(key) if nearest == key else nearest
 
+    for key in settings.values:
+        if not isinstance(key, str):
+            raise ConfigError(f"{place(str(key))} is no setting: the name should be text")
     try:
         return kind(**settings.values)
     except ValidationError as error:

@@ -173,7 +173,9 @@ def check_local(plan: Plan) -> int:
     """
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         require_none(problems_of(plan))
-        _, cfg = trainer_settings(plan)
+        settings, cfg = trainer_settings(plan)
+        for note in settings.notes:
+            print(f"{plan.name}: note: {note}")
         shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
         for line in (*shares.lines, *check_environments(plan)):
             print(f"{plan.name}: {line}")

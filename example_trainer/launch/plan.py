@@ -13,7 +13,7 @@ trainer:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from example_trainer.launch.servers import choose_engine
 from example_trainer.launch.teachers.section import InferenceSection, TeacherSection
 from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.effect import idle_settings
 from example_trainer.settings.environment_keys import in_environments
 from example_trainer.settings.section import PlanSection
 from example_trainer.state import end
@@ -76,6 +77,23 @@ class EnvironmentSection(PlanSection):
         {}, description="what the script's own YAML file would hold"
     )
     count: int = Field(1, ge=1, description="processes of this environment")
+
+    @field_validator("config")
+    @classmethod
+    def _require_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Raise ValueError for settings of the environment or its servers that are no mapping."""
+        for name, kinds in (("env", dict), ("openai", dict | list)):
+            if not isinstance(config.get(name), kinds | None):
+                raise ValueError(f"{name} should be a mapping, not {config[name]!r}")
+        teacher = (config.get("env") or {}).get("teacher")
+        url = teacher.get("base_url") if isinstance(teacher, dict) else None
+        urls = url if isinstance(url, list) else [url or ""]
+        if not all(isinstance(word, str) for word in urls):
+            raise ValueError(
+                f"env.teacher.base_url should be text or a list of it, not {url!r}"
+            )
+        return config
+
     env: dict[str, str] = Field({}, description="environment variables")
 
 
@@ -365,8 +383,28 @@ def trainer_settings(plan: Plan) -> tuple[Settings, TrainingConfig]:
         ],
         [Assignment(key, defaults[key], f"the launcher: {key}") for key in defaults],
     )
-    settings.notes = [*plan.notes, *settings.notes]
-    return settings, validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
+    cfg = validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
+    names = settings.places.keys() - defaults.keys()
+    idle = [f"{settings.place(name)}: {why}" for name, why in idle_settings(vars(cfg), names)]
+    settings.notes = [
+        *plan.notes,
+        *settings.notes,
+        *idle,
+        *_idle_evaluations(plan, cfg.training_steps),
+    ]
+    return settings, cfg
+
+
+def _idle_evaluations(plan: Plan, steps: int) -> Iterator[str]:
+    """A note for each environment whose own evaluations begin after the last step."""
+    for number, wanted in enumerate(plan.environments):
+        every = (wanted.config.get("env") or {}).get("steps_per_eval")
+        if isinstance(every, int) and every > steps:
+            key = f"environments.{number}.config.env.steps_per_eval"
+            yield (
+                f"{plan.places.get(key, key)}: {every} is more than the {steps}"
+                " steps of the run: no evaluation comes between its steps"
+            )
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

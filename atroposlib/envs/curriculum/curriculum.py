@@ -13,7 +13,8 @@ from __future__ import annotations
 import base64
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from atroposlib.envs.curriculum.group_counts import GroupCounts
@@ -30,6 +31,7 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_item,
 )
+from atroposlib.envs.rollout.blocking import BlockingCalls
 from atroposlib.envs.rollout.groups import is_placed
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import AtroposError, ConfigError, boundary
@@ -68,6 +70,7 @@ class Curriculum:
         self._observed: deque[str] = deque(maxlen=REMEMBERED)  # names of rollouts
         self._events = self._unsaved = 0
         self.counts = GroupCounts()
+        self.calls = BlockingCalls(label)
 
     @property
     def observes(self) -> bool:
@@ -102,11 +105,19 @@ class Curriculum:
         return task
 
     def _draw(self, sampler: TaskSampler, place: int) -> Task | None:
-        with boundary(self.label, None, "sampler.next", type(sampler).next):
+        with self._calling("sampler.next", None, type(sampler).next):
             task = sampler.draw()
         if task is not None and task.number is not None:
             self._note(TaskDrawn(place, task.number))
         return task
+
+    @contextmanager
+    def _calling(
+        self, call: str, item: Any = None, code: Callable[..., Any] | None = None
+    ) -> Iterator[None]:
+        """A call of the user's code on the event loop: errors with its name, and its seconds."""
+        with self.calls.watch(call), boundary(self.label, item, call, code):
+            yield
 
     def _require_sampler(self) -> TaskSampler:
         if self.sampler is None:
@@ -146,7 +157,7 @@ class Curriculum:
             self.open.pop(item.get("place", -1), None)
         self.counts.add(group)
         self._range.warn_outside(group.scores, self.label)
-        with boundary(self.label, item, "sampler.observe"):
+        with self._calling("sampler.observe", item):
             if self.sampler is not None:
                 self.sampler.observe(group)
         self._note(event_of(group, rollout))
@@ -157,7 +168,7 @@ class Curriculum:
         if self.gate is None:
             return None
         observed = self.observation_of([group], item, version)
-        with boundary(self.label, item, "gate.admit"):
+        with self._calling("gate.admit", item):
             return self.gate.refusal(observed)
 
     def pool_of(self, task: Task) -> str | None:
@@ -171,8 +182,9 @@ class Curriculum:
             return {}
         numbers = self.counts.metrics()
         if self.sampler is not None:
-            with boundary(self.label, None, "sampler.metrics"):
+            with self._calling("sampler.metrics"):
                 numbers |= self.sampler.metrics()
+        numbers |= self.calls.metrics()
         return {f"curriculum/{name}": value for name, value in numbers.items()}
 
     # --- restarts -----------------------------------------------------------------------

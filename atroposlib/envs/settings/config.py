@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from atroposlib.envs.settings.aliases import keys_of_aliases
 from atroposlib.envs.settings.curriculum_settings import CurriculumSettings
 from atroposlib.envs.settings.teacher import TeacherSettings
 from atroposlib.settings.sentences import did_you_mean
@@ -69,8 +70,13 @@ def with_new_names(values: Mapping[str, Any], namespace: str = "") -> dict[str, 
 class BaseEnvConfig(BaseModel):
     """Settings every environment has; subclass it to add your own.
 
+    A field with an alias is read under both names. The run sets sizes and steps also in a
+    frozen configuration.
+
     Example: BaseEnvConfig(group_size=8, tokenizer_name="models/smol", total_steps=40)
     """
+
+    model_config = ConfigDict(populate_by_name=True, loc_by_alias=False)
 
     group_size: int = Field(
         default=4, ge=1, description="responses to one prompt, scored together"
@@ -244,7 +250,7 @@ class BaseEnvConfig(BaseModel):
         # A warning only: old environments pass fields that no longer exist. Of flags an unknown
         # name is an error (cli.py): there a typing error is likely.
         if cls.model_config.get("extra") != "allow":
-            for name in values.keys() - cls.model_fields.keys():
+            for name in values.keys() - cls.model_fields.keys() - keys_of_aliases(cls):
                 hint = did_you_mean(name, cls.model_fields)
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
@@ -261,4 +267,13 @@ class BaseEnvConfig(BaseModel):
         return super().__getattr__(name)  # type: ignore[misc]  # defined for the run time only
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(NEW_NAMES.get(name, name), value)
+        name = NEW_NAMES.get(name, name)
+        if name in BaseEnvConfig.model_fields and _is_frozen(type(self), name):
+            vars(self)[name] = value  # the trainer's sizes and steps
+        else:
+            super().__setattr__(name, value)
+
+
+def _is_frozen(kind: type[BaseModel], name: str) -> bool:
+    field = kind.model_fields.get(name)
+    return bool(kind.model_config.get("frozen") or field is not None and field.frozen)

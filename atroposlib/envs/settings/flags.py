@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Annotated, Any, Optional
 
 from pydantic import BaseModel, Field, SkipValidation
@@ -51,13 +52,17 @@ def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
     return fields
 
 
-def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """The text of each flag of a command line.
+def read_flags(
+    words: Sequence[str],
+    fields: Mapping[str, FieldInfo],
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The text of each flag of a command line; ``aliases`` are further names of ``fields``.
 
     Raises ConfigError: an unknown flag, a flag without its value, or a word without a flag.
     """
     pairs = list(flag_pairs(words))
-    flagged = {name: text for name, text in pairs if name}
+    flagged = {aliases.get(name, name): text for name, text in pairs if name}
     renamed = with_new_names(flagged, ENV_NAMESPACE + NAMESPACE_SEP)
     for name, text in renamed.items():
         if name not in fields:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
-from atroposlib.generation.engines.http import HttpClient, current_call
+from atroposlib.generation.engines.http import NOT_JSON, HttpClient, current_call
 from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
 from atroposlib.utils.backoff import Backoff, with_jitter
 from atroposlib.utils.http.sockets import start_hint
@@ -190,7 +190,7 @@ async def health_answer(http: HttpClient, url: str) -> Mapping[str, Any] | None:
         return None
     try:
         answer = response.json()
-    except ValueError:  # most servers answer without a body
+    except NOT_JSON:  # most servers answer without a body
         return {}
     return answer if isinstance(answer, dict) else {}
 

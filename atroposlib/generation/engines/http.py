@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
 DETAIL_CHARS = 500
+NOT_JSON = (ValueError, RecursionError)  # of a decoder: other text, or thousands of brackets
 POOL_CONNECTIONS = 8
 RETRYABLE_STATUS = frozenset({408, 429})
 MAX_NAMES = 8  # limit of served models in a message
@@ -125,7 +126,7 @@ class HttpClient:
         response = await self.send(method, url, json=json, timeout_s=CONNECT_TIMEOUT_S)
         try:
             decoded = response.json() if response.status_code == 200 else None
-        except ValueError:
+        except NOT_JSON:
             return None
         return decoded.get(name) if isinstance(decoded, dict) else None
 
@@ -215,7 +216,7 @@ def read_reply(response: httpx.Response) -> JsonReply:
         raise refusal_of(status, response.text, where)
     try:
         payload = response.json()
-    except ValueError as cause:
+    except NOT_JSON as cause:
         raise InferenceUnavailable(f"{where}: the response is not JSON") from cause
     if b"\\ud" in response.content.lower():  # perhaps half of a surrogate pair
         payload = encodable_values(payload)
@@ -245,7 +246,7 @@ def _sentence_in(text: str) -> str:
         reply = json.loads(text)
         problem = reply.get("error", reply)
         sentence = problem if isinstance(problem, str) else problem["message"]
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (*NOT_JSON, AttributeError, KeyError, TypeError):
         return text
     return sentence if isinstance(sentence, str) else text
 
@@ -287,8 +288,8 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
     # adapters have a parent
     bases = [card for card in cards if not card.get("parent")] or cards
     ids = _ids([*bases, *cards])
-    owner, roots = bases[0].get("owned_by"), {card.get("root") for card in bases}
-    directory = roots.pop() if len(roots) == 1 else None
+    owner, roots = bases[0].get("owned_by"), {str(card.get("root") or "") for card in bases}
+    directory = roots.pop() or None if len(roots) == 1 else None
     if owner == SGLANG:
         directory = await http.field("GET", f"{root}/get_model_info", "tokenizer_path")
     is_path = owner == LOCAL and Path(wanted).resolve() == Path(directory or "").resolve()
@@ -311,7 +312,8 @@ async def why_refused(http: HttpClient, root: str, wanted: str) -> str | None:
 
 async def _cards(http: HttpClient, root: str) -> list[dict[str, Any]]:
     listed = await http.field("GET", f"{root}/v1/models", "data")
-    return [card for card in listed or () if isinstance(card, dict)]
+    cards = listed if isinstance(listed, list) else ()
+    return [card for card in cards if isinstance(card, dict)]
 
 
 def _ids(cards: Iterable[Mapping[str, Any]]) -> list[str]:

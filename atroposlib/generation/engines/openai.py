@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -34,6 +34,7 @@ from atroposlib.generation.sampling.generation import (
     with_configured,
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.generation.sampling.reply_form import ReplyPart, checked_choices
 from atroposlib.generation.sampling.resume import Decode
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import is_path
@@ -186,14 +187,14 @@ class OpenAICompatibleServer(APIServer):
             )
         url = f"{self._parts.base_url}/{path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
-        if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
-            raise InferenceUnavailable(f"{url}: the response has no choices")
-        if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
+        payload = checked_choices(ReplyPart(reply.payload, url), KIND_OF[path])
+        if any(choice.get("finish_reason") == "abort" for choice in payload["choices"]):
             # Text cannot be resumed token by token, and an incomplete reply must not be used.
             raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
-        return reply.payload
+        return payload
 
 
+KIND_OF = {"chat/completions": "chat.completion", "completions": "text_completion"}
 ID_PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
 
 
@@ -212,7 +213,7 @@ def completion_payload(
 
 
 def chat_completion_of(payload: Payload) -> ChatCompletion:
-    """The openai package's type, without validation: servers add and omit fields."""
+    """The openai package's type. Servers add and omit fields; see ``reply_form``."""
     from openai.types.chat import ChatCompletion
 
     return ChatCompletion.model_construct(**payload)
@@ -281,7 +282,7 @@ class TokenServer(OpenAICompatibleServer):
         model, ours = self.config.model_name, list(tokenizer.encode(SENTENCE))
         url, body = f"{self._parts.root_url}/tokenize", {"model": model, "prompt": SENTENCE}
         theirs = await self._parts.http.field("POST", url, "tokens", body)
-        if theirs and theirs != ours:
+        if isinstance(theirs, list) and theirs and theirs != ours:
             raise ConfigError(
                 f"tokenizer {name} is not that of model {model} at {self._parts.root_url}: the same "
                 f"sentence is {len(ours)} tokens here and {len(theirs)} there, and only "
@@ -337,22 +338,3 @@ def logprobs_result(ids: list[int], rows: list[dict[int, float]]) -> dict[str, A
         "prompt_topk_token_ids": [list(row) for row in rows],
         "prompt_topk_logprobs": [list(row.values()) for row in rows],
     }
-
-
-def require_field(value: Any, name: str, path: str) -> Any:
-    """``value``; TokensMissing with its ``name`` if the response of ``path`` has none."""
-    if value is None:
-        raise TokensMissing(f"{path}: the response has no {name}, so it cannot be trained on")
-    return value
-
-
-@contextmanager
-def expected_form(where: str) -> Iterator[None]:
-    """Raise TokensMissing in place of the errors of reading a reply that has another form."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise TokensMissing(
-            f"{where}: the response has another form than that of this server_type:"
-            f" {type(error).__name__}: {error}"
-        ) from error

@@ -17,7 +17,6 @@ from atroposlib.generation.engines.openai import (
     completion_of,
     completion_payload,
     expect_outputs,
-    require_field,
 )
 from atroposlib.generation.sampling.generation import (
     NEUTRAL,
@@ -26,6 +25,7 @@ from atroposlib.generation.sampling.generation import (
     request_options,
     sampling_params,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, expected_form
 from atroposlib.wire.messages import NEUTRAL_CUTS
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ class TrlVllmServer(TokenServer):
                 f"{self._parts.root_url} takes text only, so tokens cannot be sent exactly; use a "
                 "newer TRL, or plain vLLM with server_type vllm"
             ) from refusal
-        outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
-        return expect_outputs(outputs, body["n"], f"{self._parts.root_url}{GENERATE_PATH}")
+        with expected_form(answer.where):
+            outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
+        return expect_outputs(outputs, body["n"], answer.where)
 
     async def _complete_text(
         self, kind: str, prompt: str, kwargs: Mapping[str, Any]
@@ -88,7 +89,7 @@ class TrlVllmServer(TokenServer):
             raise ConfigError("stream: completions are returned whole; leave it out")
         rendered = {k: v for k, v in kwargs.items() if k not in _NOT_OURS}
         answer = await self._post(generate_body(prompt, sampling_params(rendered)), kwargs)
-        rows: list[list[int]] = answer["completion_ids"]
+        rows = [row.token_ids() for row in answer.field("completion_ids").parts()]
         eos = self.tokenizer.eos_token_id
         choices = [
             {
@@ -99,16 +100,21 @@ class TrlVllmServer(TokenServer):
             }
             for i, row in enumerate(rows)
         ]
-        prompts = answer.get("prompt_ids")
-        prompted = len(prompts[0]) if prompts else len(self.tokenizer.encode(prompt))
+        prompts = answer.field("prompt_ids")
+        prompted = (
+            len(prompts.parts()[0].token_ids())
+            if prompts.value
+            else len(self.tokenizer.encode(prompt))
+        )
         sampled = sum(map(len, rows))
         return completion_payload(kind, self.config.model_name, choices, prompted, sampled)
 
-    async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
+    async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> ReplyPart:
         url = f"{self._parts.root_url}{GENERATE_PATH}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
-        require_field(reply.payload.get("completion_ids"), "completion_ids", GENERATE_PATH)
-        return reply.payload
+        answer = ReplyPart(reply.payload, url)
+        answer.field("completion_ids").require()
+        return answer
 
 
 def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,25 +126,26 @@ def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[st
     return {**body, "generation_kwargs": rest} if rest else body
 
 
-def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Generation]:
+def read_generations(reply: ReplyPart, ids: list[int], eos: int | None) -> list[Generation]:
     """Outputs of a payload. Raises TokensMissing without logprobs, or for another prompt."""
-    prompts = require_field(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
-    rows = require_field(payload.get("logprobs"), "logprobs", GENERATE_PATH)
-    if any(list(prompt) != ids for prompt in prompts):
+    prompts = reply.field("prompt_ids").require()
+    rows = reply.field("logprobs").require().parts()
+    outputs = [part.token_ids() for part in reply.field("completion_ids").require().parts()]
+    if any(prompt != ids for prompt in prompts.entries()):
         raise TokensMissing(
-            f"{GENERATE_PATH}: the server continued tokens other than those sent"
+            f"{prompts.where}: the server continued tokens other than those sent"
         )
-    if len(rows) != len(payload["completion_ids"]):
-        raise TokensMissing(f"{GENERATE_PATH}: lists of different lengths in the response")
+    if len(rows) != len(outputs):
+        raise TokensMissing(f"{reply.where}: lists of different lengths in the response")
     return [
         Generation(
             prompt_ids=ids,
-            tokens=list(tokens),
-            logprobs=[_number(value) for value in rows[i]],
+            tokens=tokens,
+            logprobs=[_number(value) for value in rows[i].parts()],
             versions=[UNKNOWN_VERSION] * len(tokens),
             finish_reason=finish_reason(tokens, eos),
         )
-        for i, tokens in enumerate(payload["completion_ids"])
+        for i, tokens in enumerate(outputs)
     ]
 
 
@@ -151,7 +158,8 @@ def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
     return list(tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens)
 
 
-def _number(value: Any) -> float:
+def _number(value: ReplyPart) -> float:
     """A logprob that is a number, or a list of only the sampled token's logprob."""
-    first = value[0] if isinstance(value, list) and value else value
-    return float(require_field(first if first != [] else None, "logprobs", GENERATE_PATH))
+    while isinstance(value.value, list):
+        value = (value.parts() or [ReplyPart(None, value.where, value.name)])[0]
+    return value.require().number()

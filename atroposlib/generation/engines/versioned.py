@@ -43,7 +43,8 @@ async def listed_versions(server: APIServer) -> dict[int, str]:
     with suppress(InferenceUnavailable):
         url = f"{server._parts.root_url}/v1/models"
         cards = await server._parts.http.field("GET", url, "data")
-    names = [str(card.get("id")) for card in cards or () if isinstance(card, dict)]
+    listed = cards if isinstance(cards, list) else ()
+    names = [str(card.get("id")) for card in listed if isinstance(card, dict)]
     return {version: name for name in names if (version := named_version(name)) is not None}
 
 

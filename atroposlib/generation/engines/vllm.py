@@ -15,16 +15,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.http import read_reply
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
-    expected_form,
     logprobs_result,
-    require_field,
     take_top_k,
 )
 from atroposlib.generation.sampling.generation import (
@@ -34,6 +32,17 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
+from atroposlib.generation.sampling.reply_form import (
+    MAX_NUMBER,
+    MAX_TOKEN_ID,
+    READ_ERRORS,
+    ReplyPart,
+    expected_form,
+    logprob_number,
+    topk_rows,
+    with_address,
+)
+from atroposlib.wire import LogprobKind
 from atroposlib.wire.routing import experts_of
 
 logger = logging.getLogger(__name__)
@@ -41,6 +50,8 @@ logger = logging.getLogger(__name__)
 ROUTE_ABSENT_STATUS = frozenset({401, 403, 404, 405, 501})
 SERVER_UNREADY_STATUS = frozenset({502, 503, 504})
 VERSION_HEADER = "X-Weight-Version"
+LOGPROB_KINDS = get_args(LogprobKind)
+DEMO_COLUMNS = ("token_ids", "finish_reasons", "weight_versions", "routed_experts")
 
 
 class VLLMServer(TokenServer):
@@ -70,7 +81,10 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
-        outputs = route.read_generations(reply.payload, ids, label)
+        try:
+            outputs = route.read_generations(ReplyPart(reply.payload, url), ids, label)
+        except READ_ERRORS as error:
+            raise with_address(url, error) from error
         return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
@@ -83,7 +97,9 @@ class VLLMServer(TokenServer):
         url = f"{self._parts.root_url}{route.path}"
         reply = await self._parts.http.post(url, body)
         with expected_form(url):
-            return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
+            raw = route.read_prompt_logprobs(ReplyPart(reply.payload, url))
+            with raw.reading("a list of logprobs by token id"):
+                return logprobs_result(ids, topk_rows(raw.value))
 
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
@@ -123,9 +139,10 @@ class VLLMServer(TokenServer):
             return None
         response = await self._parts.http.send("GET", f"{self._parts.root_url}/weight_info")
         try:
-            return read_reply(response).payload.get("weight_version")
+            payload = read_reply(response).payload
         except InferenceRefused:
             return None
+        return payload.get("weight_version") if isinstance(payload, dict) else None
 
 
 Body = dict[str, Any]
@@ -143,12 +160,14 @@ class TokenRoute(ABC):
         """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted output."""
 
     @abstractmethod
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
         """Outputs; ``label``: version of the whole response. Raises TokensMissing."""
 
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        """The raw per-position list, or None."""
-        return payload.get("prompt_logprobs")
+    def read_prompt_logprobs(self, reply: ReplyPart) -> ReplyPart:
+        """The raw per-position list, or null."""
+        return reply.field("prompt_logprobs")
 
 
 class DemoRoute(TokenRoute):
@@ -160,28 +179,29 @@ class DemoRoute(TokenRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {**params, "prompt": {"prompt_token_ids": ids}}
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        rows = require_field(payload.get("logprobs"), "logprobs", self.path)
-        token_rows = payload.get("token_ids") or [None] * len(rows)
-        reasons = payload.get("finish_reasons") or [None] * len(rows)
-        spans = payload.get("weight_versions") or [None] * len(rows)
-        routed = payload.get("routed_experts") or [None] * len(rows)
-        if not len(rows) == len(token_rows) == len(reasons) == len(spans) == len(routed):
-            raise TokensMissing(f"{self.path}: lists of different lengths in the response")
-        generations = []
-        for i, row in enumerate(rows):
-            tokens, logprobs = _ids_and_logprobs(row, token_rows[i])
-            generations.append(
-                Generation(
-                    prompt_ids=ids,
-                    tokens=tokens,
-                    logprobs=logprobs,
-                    versions=token_versions(len(tokens), spans[i], label),
-                    finish_reason=finish_reason_text(reasons[i]),
-                    logprob_kind=payload.get("logprob_kind"),
-                    routed_experts=routed[i] and experts_of(routed[i], len(ids) + len(tokens)),
-                )
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
+        payload = reply.value
+        rows = payload.get("logprobs")
+        if rows is None:
+            raise TokensMissing(f"{reply.where}: the response has no logprobs to train on")
+        columns = [payload.get(name) or [None] * len(rows) for name in DEMO_COLUMNS]
+        if {*map(len, columns)} != {len(rows)}:
+            raise TokensMissing(f"{reply.where}: lists of different lengths in the response")
+        kind, generations = payload.get("logprob_kind"), []
+        for row, sampled, reason, spans, routed in zip(rows, *columns):
+            tokens, logprobs = _ids_and_logprobs(row, sampled, reply.where)
+            generation = Generation(
+                prompt_ids=ids,
+                tokens=tokens,
+                logprobs=logprobs,
+                versions=token_versions(len(tokens), spans, label),
+                finish_reason=finish_reason_text(reason),
+                logprob_kind=kind if kind in LOGPROB_KINDS else None,
+                routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
             )
+            generations.append(generation)
         return generations
 
 
@@ -189,32 +209,39 @@ class ChoicesRoute(TokenRoute):
     """Base of the routes whose outputs are choices in OpenAI's format."""
 
     @abstractmethod
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
         """The logprob of each token, from the field ``logprobs`` of a choice."""
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        choices = require_field(payload.get("choices"), "choices", self.path)
-        by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
-        return [self._generation(choice, payload, ids, label) for choice in by_index]
+    def read_generations(
+        self, reply: ReplyPart, ids: list[int], label: Any
+    ) -> list[Generation]:
+        choices = reply.field("choices").require().parts()
+        by_index = sorted(choices, key=_index_of)
+        return [self._generation(choice, reply, ids, label) for choice in by_index]
 
-    def _generation(self, choice: Any, payload: Any, ids: list[int], label: Any) -> Generation:
-        tokens = list(require_field(choice.get("token_ids"), "token_ids", self.path))
-        values = self.logprobs_of(choice.get("logprobs") or {})
-        if values is None and not tokens:
-            values = []
-        spans = choice.get("weight_versions") or payload.get("weight_versions")
-        routed = choice.get("routed_experts")
+    def _generation(
+        self, choice: ReplyPart, reply: ReplyPart, ids: list[int], label: Any
+    ) -> Generation:
+        tokens = choice.field("token_ids").require().token_ids()
+        logprobs = choice.field("logprobs")
+        values = self.logprobs_of(logprobs) if logprobs.value else logprobs
+        spans = choice.field("weight_versions")
+        spans = spans if spans.value else reply.field("weight_versions")
+        prompt, routed = choice.field("prompt_token_ids"), choice.field("routed_experts").value
         return Generation(
-            prompt_ids=list(choice.get("prompt_token_ids") or ids),
+            prompt_ids=prompt.token_ids() if prompt.value else list(ids),
             tokens=tokens,
-            logprobs=[
-                float(require_field(value, "logprob of a token", self.path))
-                for value in require_field(values, "logprobs", self.path)
-            ],
-            versions=token_versions(len(tokens), spans, label),
-            finish_reason=finish_reason_text(choice.get("finish_reason")),
+            logprobs=values.require().numbers() if tokens or values.value else [],
+            versions=token_versions(len(tokens), spans.value, label),
+            finish_reason=finish_reason_text(choice.field("finish_reason").value),
             routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
         )
+
+
+def _index_of(choice: ReplyPart) -> int:
+    index = choice.field("index")
+    with index.reading("a number"):
+        return int(index.value or 0)
 
 
 class ScaleOutRoute(ChoicesRoute):
@@ -226,9 +253,12 @@ class ScaleOutRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, "token_ids": ids, "sampling_params": params, "stream": False}
 
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
-        content = logprobs.get("content")
-        return None if content is None else [entry["logprob"] for entry in content]
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
+        content = logprobs.field("content")
+        if content.value is None:
+            return content
+        values = [entry.field("logprob").require().value for entry in content.parts()]
+        return ReplyPart(values, content.where, content.name)
 
 
 class CompletionsRoute(ChoicesRoute):
@@ -240,58 +270,31 @@ class CompletionsRoute(ChoicesRoute):
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
         return {"model": model, **params, "prompt": ids}
 
-    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
-        return logprobs.get("token_logprobs")
+    def logprobs_of(self, logprobs: ReplyPart) -> ReplyPart:
+        return logprobs.field("token_logprobs")
 
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        choices = require_field(payload.get("choices"), "choices", self.path)
-        return choices[0].get("prompt_logprobs")
+    def read_prompt_logprobs(self, reply: ReplyPart) -> ReplyPart:
+        choices = reply.field("choices").require()
+        first = choices.parts() or [ReplyPart(None, choices.where, "choices[0]")]
+        return first[0].field("prompt_logprobs")
 
 
 #: In order of preference: the first that a server has is used for all its token requests.
 TOKEN_ROUTES: tuple[TokenRoute, ...] = (DemoRoute(), ScaleOutRoute(), CompletionsRoute())
 
 
-def topk_rows(raw: Any) -> list[dict[int, float]]:
-    """Logprob by token id, for each position; {} for unreported positions.
-
-    ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
-    is a number or {"logprob": number}.
-    """
-    if raw is None:
-        raise TokensMissing("the backend returned no prompt_logprobs")
-    positions = raw
-    if len(raw) == 1 and isinstance(raw[0], list) and _is_nested(raw[0]):
-        positions = raw[0]
-    rows = []
-    for position in positions:
-        entries = position if isinstance(position, list) else [position]
-        pairs = [pair for entry in entries for pair in (entry or {}).items()]
-        rows.append({int(token): _number(value) for token, value in pairs})
-    return rows
-
-
-def _is_nested(row: list[Any]) -> bool:
-    """Whether ``row`` is the position list of [sequence][position], not a position."""
-    return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
-
-
-def _ids_and_logprobs(row: Any, tokens: Any) -> tuple[list[int], list[float]]:
-    ids: list[int] = []
-    logprobs: list[float] = []
+def _ids_and_logprobs(row: Any, tokens: Any, where: str) -> tuple[list[int], list[float]]:
+    """Tokens and logprobs (T,) of a row of {token id: logprob}, or of lists of these."""
+    if tokens is not None and len(tokens) != len(row or []):
+        raise TokensMissing(f"{where}: {len(tokens)} tokens with {len(row or [])} logprobs")
+    ids, logprobs = list[int](), list[float]()
     for t, position in enumerate(row or []):
         entry = position[0] if isinstance(position, list) else position
-        if not entry:
-            raise TokensMissing(f"/generate: no logprob at output token {t}")
-        token = str(tokens[t]) if tokens is not None and t < len(tokens) else next(iter(entry))
-        if token not in entry:
-            raise TokensMissing(f"/generate: no logprob of the token sampled at {t}")
+        token = next(iter(entry or [""])) if tokens is None else str(tokens[t])
+        if not entry or token not in entry:
+            raise TokensMissing(f"{where}: no logprob of the token sampled at {t}")
         ids.append(int(token))
-        logprobs.append(_number(entry[token]))
-    if tokens is not None and len(tokens) != len(ids):
-        raise TokensMissing(f"/generate: {len(tokens)} tokens with {len(ids)} logprobs")
+        logprobs.append(logprob_number(entry[token]))
+        if not (0 <= ids[t] <= MAX_TOKEN_ID and abs(logprobs[t]) < MAX_NUMBER):
+            raise TokensMissing(f"{where}: token {token} with logprob {logprobs[t]} at {t}")
     return ids, logprobs
-
-
-def _number(value: Any) -> float:
-    return float(value["logprob"] if isinstance(value, Mapping) else value)

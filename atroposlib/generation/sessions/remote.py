@@ -25,6 +25,7 @@ from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_reply
 from atroposlib.generation.engines.returned import note_returned
+from atroposlib.generation.sampling.reply_form import ReplyPart, checked_choices
 from atroposlib.generation.sessions.recording import record_nodes
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.utils.backoff import with_jitter
@@ -89,12 +90,15 @@ class ProxyManagedServer:
         body.update(kwargs.get("extra_body") or {})
         body["messages"] = [plain_message(message) for message in kwargs["messages"]]
         body = {"model": self.model_name, **body, "return_nodes": True}
-        payload = await self._http.ask("POST", f"{self.get_url()}/chat/completions", body)
+        url = f"{self.get_url()}/chat/completions"
+        payload = await self._http.ask("POST", url, body)
         nodes = payload.pop("nodes", None)
-        completion = read_chat_completion(payload)
+        completion = read_chat_completion(
+            checked_choices(ReplyPart(payload, url), "chat.completion")
+        )
         note_returned(None, str(kwargs.get("split") or "train"), completion)
         if nodes is not None:
-            self._nodes_of[completion.id] = [SequenceNode(**node) for node in nodes]
+            self._nodes_of[completion.id] = read_nodes(ReplyPart(nodes, url, "nodes"))
             record_nodes(self._nodes_of[completion.id])
         await self.fetch_state()
         return completion
@@ -124,10 +128,11 @@ class ProxyManagedServer:
         """Fetch the nodes from the proxy. Every call does so."""
         self._last_fetch += 1
         number = self._last_fetch
-        payload = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
+        url = f"{self.proxy_url}/{self.session_uuid}/nodes"
+        payload = ReplyPart(await self._http.ask("GET", url), url)
         if number > self._applied_fetch:  # a newer fetch may have returned first
             self._applied_fetch = number
-            self._nodes = [SequenceNode(**node) for node in payload["nodes"]]
+            self._nodes = read_nodes(payload.field("nodes"))
         return self.get_state()
 
     def reset(self) -> None:
@@ -178,14 +183,30 @@ async def create_proxy_session(
         opened = await http.ask("POST", f"{root}/sessions/create", body)
     finally:
         await http.aclose()
+    reply = ReplyPart(opened, f"{root}/sessions/create")
     return ProxyManagedServer(
         root,
-        opened["uuid"],
-        opened.get("model_name") or model_name,
-        opened.get("base_url"),
-        opened.get("api_key"),
+        reply.field("uuid").text(),
+        reply.field("model_name").optional_text() or model_name,
+        reply.field("base_url").optional_text(),
+        reply.field("api_key").optional_text(),
         timeout_s,
     )
+
+
+def read_nodes(nodes: ReplyPart) -> list[SequenceNode]:
+    """The nodes of a session, checked: ids, logprobs and masks of equal lengths."""
+    return [_read_node(node) for node in nodes.require().parts()]
+
+
+def _read_node(part: ReplyPart) -> SequenceNode:
+    with part.reading("a node of a session"):
+        node = SequenceNode(**part.mapping())
+    part.field("tokens").token_ids()
+    lengths = {len(node.tokens), len(node.masked_tokens), len(node.logprobs)}
+    if len(lengths) != 1:
+        raise part.foreign("a node with lists of equal lengths")
+    return node
 
 
 class _ProxyClient(HttpClient):
@@ -207,7 +228,7 @@ class _ProxyClient(HttpClient):
                     raise
                 await asyncio.sleep(with_jitter(BACKOFF.pause_s(failed)))
         try:
-            return dict(read_reply(response).payload)
+            return dict(ReplyPart(read_reply(response).payload, url).mapping())
         except InferenceRefused as refusal:
             if refusal.status_code == 404 and "no session" in refusal.detail:
                 raise UnknownSession(refusal.detail) from refusal

@@ -29,6 +29,7 @@ from atroposlib.generation.sampling.generation import (
     with_configured,
     with_version,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, expected_form
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
 _REQUEST_OPTIONS = ("split", "timeout", "extra_headers")  # not sampling parameters
@@ -104,20 +105,25 @@ async def sample_chat(
             "server can be evaluated"
         )
     sampling = span_sampling(kwargs)
-    outputs = [
-        Generation(
-            prompt_ids=list(ids),
-            tokens=list(choice.token_ids),
-            logprobs=[
-                entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
-            ],
-            versions=_choice_versions(choice),
-            finish_reason=finish_reason_text(choice.finish_reason),
-            sampling=sampling,
-            images=images,
-        )
-        for choice in completion.choices
-    ]
+    where = f"{str(server.config.base_url).rstrip('/')}/chat/completions"
+    with expected_form(where):
+        prompt = ReplyPart(ids, where, "prompt_token_ids").token_ids()
+        outputs = [
+            Generation(
+                prompt_ids=prompt,
+                tokens=ReplyPart(
+                    choice.token_ids, where, f"choices[{i}].token_ids"
+                ).token_ids(),
+                logprobs=[
+                    entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
+                ],
+                versions=_choice_versions(choice),
+                finish_reason=finish_reason_text(choice.finish_reason),
+                sampling=sampling,
+                images=images,
+            )
+            for i, choice in enumerate(completion.choices)
+        ]
     return [with_version(output, version) for output in outputs]
 
 

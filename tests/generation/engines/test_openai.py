@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from atroposlib.errors import (
     ConfigError,
     InferenceRefused,
     InferenceUnavailable,
-    TokensMissing,
 )
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines import sglang
-from atroposlib.generation.engines.openai import OpenAIServer, expected_form
-from atroposlib.generation.engines.vllm import TOKEN_ROUTES as ROUTES, topk_rows
+from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.testing.tiny import char_tokenizer
@@ -135,28 +131,3 @@ async def test_the_official_api_without_a_key_raises_before_any_request(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="api_key: the official OpenAI API requires one"):
         await OpenAIServer(APIServerConfig()).chat_completion(messages=HELLO)
-
-
-KEYS = st.sampled_from(
-    "choices token_ids logprobs content logprob token_logprobs prompt_logprobs meta_info"
-    " output_token_logprobs input_token_logprobs completion_ids finish_reasons index 7".split()
-)
-REPLIES = st.recursive(
-    st.none() | st.integers(-2, 9) | st.floats() | st.text(max_size=2) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=12,
-)
-READERS = {
-    **{r.path: lambda p, r=r: topk_rows(r.read_prompt_logprobs(p)) for r in ROUTES},
-    "sglang": lambda payload: sglang.read_prompt_logprobs(payload, [1, 7]),
-}
-
-
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@given(payload=REPLIES | st.dictionaries(KEYS, REPLIES, max_size=4))
-def test_a_reply_of_any_other_form_is_a_typed_error_with_the_address(read, payload):
-    try:
-        with expected_form("http://a/generate"):
-            read(payload)
-    except TokensMissing as error:
-        assert str(error).startswith(("http://a/generate: the response", "/", "the backend"))

@@ -12,8 +12,8 @@ from atroposlib.generation.engines.openai import logprobs_result
 from atroposlib.generation.engines.vllm import (
     CompletionsRoute,
     VLLMServer,
-    topk_rows,
 )
+from atroposlib.generation.sampling.reply_form import ReplyPart, topk_rows
 from atroposlib.testing.fake_shapes import END, encode, fake_logprob
 from atroposlib.wire.routing import experts_entry
 
@@ -150,5 +150,7 @@ async def test_routed_experts_of_a_choice_are_those_of_prompt_and_output() -> No
         "logprobs": {"token_logprobs": [-0.5, -1.0]},
         "routed_experts": b64encode(file.getvalue()).decode(),
     }
-    (output,) = CompletionsRoute().read_generations({"choices": [choice]}, [1, 2], None)
+    (output,) = CompletionsRoute().read_generations(
+        ReplyPart({"choices": [choice]}, "u"), [1, 2], None
+    )
     assert output.routed_experts == experts_entry(experts)

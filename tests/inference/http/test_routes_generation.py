@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from atroposlib.generation.engines.vllm import CompletionsRoute, DemoRoute
+from atroposlib.generation.sampling.reply_form import ReplyPart
 from atroposlib.inference.http.app import create_app
 from atroposlib.wire.routing import experts_of
 from tests.inference.helpers import fresh_logprobs, ok
@@ -110,7 +111,7 @@ async def test_every_route_returns_the_experts_of_prompt_and_output_where_asked(
         asked = {"max_tokens": 3, "seed": 1, "ignore_eos": True, "return_routed_experts": True}
         tokens = {"prompt_token_ids": [5, 6, 7]}
         body = await ok(http, "/generate", prompt=tokens, logprobs=0, n=2, **asked)
-        outputs = DemoRoute().read_generations(body, [5, 6, 7], None)
+        outputs = DemoRoute().read_generations(ReplyPart(body, "u"), [5, 6, 7], None)
         assert [o.routed_experts["shape"] for o in outputs] == [[5, 2, 2]] * 2
         body = await ok(
             http,
@@ -120,7 +121,7 @@ async def test_every_route_returns_the_experts_of_prompt_and_output_where_asked(
             return_token_ids=True,
             **asked,
         )
-        (output,) = CompletionsRoute().read_generations(body, [5, 6, 7], None)
+        (output,) = CompletionsRoute().read_generations(ReplyPart(body, "u"), [5, 6, 7], None)
         assert output.tokens == outputs[0].tokens
         assert output.routed_experts == outputs[0].routed_experts
         chat = await ok(http, "/v1/chat/completions", **CHAT | asked, return_token_ids=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.launch.launch_plans import GSM8K, plan
 
@@ -21,3 +23,16 @@ def test_a_later_file_is_put_over_an_earlier_one(tmp_path):
     assert (found.inference.count, found.inference.engine) == (3, "auto")
     _, cfg = trainer_settings(found)
     assert (cfg.lr, cfg.warmup_steps) == (1.0, 10)
+
+
+def test_evaluations_beyond_the_last_step_are_notes_under_their_place(tmp_path: Path) -> None:
+    planned = plan(
+        "trainer.settings.training_steps=4",
+        "evaluation.every=5",
+        "trainer.settings.eval_command=[ls]",
+        "environments.0.config.env.steps_per_eval=9",
+        out=tmp_path,
+    )
+    notes = "\n".join(trainer_settings(planned)[0].notes)
+    assert "evaluation.every: 5 is more than the 4 steps of the run: no evaluation" in notes
+    assert "steps_per_eval: 9 is more than the 4 steps of the run" in notes
