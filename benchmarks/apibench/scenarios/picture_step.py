@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from dataclasses import dataclass
 
@@ -62,6 +63,8 @@ def run(plan: Plan) -> Section:
 
 
 def _measure(plan: Plan, form: Form) -> list[Figure]:
+    # Gigabytes of the form before are written to the disk first, and not while this one is measured.
+    os.sync()
     kind = servers.ours(source=plan.source)
     with servers.Server(kind, plan.scratch) as server:
         bodies = _bodies(form)
