@@ -158,9 +158,8 @@ def require_known_tokens(rows: Sequence[Row], vocab_size: int) -> None:
     """Raise InvalidGroup for a token that the policy has no logit for."""
     for row in rows:
         if (largest := max(row.tokens)) >= vocab_size:
-            where = f" of group {row.group} of environment {row.environment or 'unnamed'}"
             problem = f"token {largest} is beyond the {vocab_size} tokens of the policy: sample with it"
-            raise InvalidGroup("tokens", where, problem)
+            raise InvalidGroup("tokens", row.place_in_errors, problem)
 
 
 def require_known_candidates(rows: Sequence[Row], vocab_size: int) -> None:

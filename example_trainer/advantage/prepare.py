@@ -270,7 +270,7 @@ def _sent_reference(row: Row, logprobs: Sequence[float]) -> list[float]:
         if not value <= MAX_LOGPROB:  # also NaN
             raise InvalidGroup(
                 "ref_logprobs",
-                f" of group {row.group} of environment {row.environment or 'unnamed'}",
+                row.place_in_errors,
                 f"{value:g} at a trained token is no logprob: send the reference's logprob of"
                 " every trained token, or leave the field out and set reference_model",
             )

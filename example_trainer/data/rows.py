@@ -91,6 +91,11 @@ class Row:
         return np.flatnonzero(np.array(self.labels, np.int64) != MASKED)
 
     @property
+    def place_in_errors(self) -> str:
+        """Group and environment, as an InvalidGroup shows them."""
+        return f" of group {self.group} of environment {self.environment or 'unnamed'}"
+
+    @property
     def trained_temperatures(self) -> list[float]:
         if self.temperatures is None:
             return [1.0] * len(self.trained)

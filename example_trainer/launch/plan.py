@@ -77,6 +77,7 @@ class EnvironmentSection(PlanSection):
         {}, description="what the script's own YAML file would hold"
     )
     count: int = Field(1, ge=1, description="processes of this environment")
+    env: dict[str, str] = Field({}, description="environment variables")
 
     @field_validator("config")
     @classmethod
@@ -93,8 +94,6 @@ class EnvironmentSection(PlanSection):
                 f"env.teacher.base_url should be text or a list of it, not {url!r}"
             )
         return config
-
-    env: dict[str, str] = Field({}, description="environment variables")
 
 
 class TrainerSection(PlanSection):

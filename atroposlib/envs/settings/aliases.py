@@ -43,7 +43,8 @@ def keys_of_aliases(kind: type[BaseModel]) -> set[str]:
 
 def with_field_names(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with the names of fields in place of aliases; a field's own name wins."""
-    renamed = {key: value for key, value in values.items() if key not in keys_of_aliases(kind)}
+    by_alias = keys_of_aliases(kind)
+    renamed = {key: value for key, value in values.items() if key not in by_alias}
     for name, field in kind.model_fields.items():
         if name not in renamed:
             read = (_value_at(alias, values) for alias in field_aliases(field))

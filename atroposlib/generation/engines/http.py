@@ -281,7 +281,7 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
 
     By GET /v1/models: vLLM and atropos-infer list it as ``root``, SGLang in /get_model_info.
     """
-    cards = await _cards(http, root)
+    cards = await model_cards(http, root)
     if not cards:
         await _require_generation(http, root)
         return wanted, None
@@ -306,11 +306,12 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
 
 async def why_refused(http: HttpClient, root: str, wanted: str) -> str | None:
     """Why a request for ``wanted`` was refused; None if the server lists it, or nothing."""
-    ids = _ids(await _cards(http, root))
+    ids = _ids(await model_cards(http, root))
     return _not_served(wanted, root, ids) if ids and wanted not in ids else None
 
 
-async def _cards(http: HttpClient, root: str) -> list[dict[str, Any]]:
+async def model_cards(http: HttpClient, root: str) -> list[dict[str, Any]]:
+    """The models that a server lists in GET /v1/models; none if its reply has another form."""
     listed = await http.field("GET", f"{root}/v1/models", "data")
     cards = listed if isinstance(listed, list) else ()
     return [card for card in cards if isinstance(card, dict)]

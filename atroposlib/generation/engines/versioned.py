@@ -10,6 +10,7 @@ from typing import Any
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.http import model_cards
 from atroposlib.generation.engines.openai import OpenAICompatibleServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import CompletionsRoute, TokenRoute, VLLMServer
@@ -39,12 +40,10 @@ CLIENTS: dict[type[APIServer], type[APIServer]] = {
 
 async def listed_versions(server: APIServer) -> dict[int, str]:
     """Names of the versions that a server lists; none if it does not answer."""
-    cards = None
+    cards: list[dict[str, Any]] = []
     with suppress(InferenceUnavailable):
-        url = f"{server._parts.root_url}/v1/models"
-        cards = await server._parts.http.field("GET", url, "data")
-    listed = cards if isinstance(cards, list) else ()
-    names = [str(card.get("id")) for card in listed if isinstance(card, dict)]
+        cards = await model_cards(server._parts.http, server._parts.root_url)
+    names = [str(card.get("id")) for card in cards]
     return {version: name for name in names if (version := named_version(name)) is not None}
 
 

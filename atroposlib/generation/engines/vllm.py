@@ -182,17 +182,15 @@ class DemoRoute(TokenRoute):
     def read_generations(
         self, reply: ReplyPart, ids: list[int], label: Any
     ) -> list[Generation]:
-        payload = reply.value
-        rows = payload.get("logprobs")
+        rows = reply.value.get("logprobs")
         if rows is None:
             raise TokensMissing(f"{reply.where}: the response has no logprobs to train on")
-        columns = [payload.get(name) or [None] * len(rows) for name in DEMO_COLUMNS]
+        columns = [reply.value.get(name) or [None] * len(rows) for name in DEMO_COLUMNS]
         if {*map(len, columns)} != {len(rows)}:
             raise TokensMissing(f"{reply.where}: lists of different lengths in the response")
-        kind, generations = payload.get("logprob_kind"), []
-        for row, sampled, reason, spans, routed in zip(rows, *columns):
-            tokens, logprobs = _ids_and_logprobs(row, sampled, reply.where)
-            generation = Generation(
+        kind = reply.value.get("logprob_kind")
+        return [
+            Generation(
                 prompt_ids=ids,
                 tokens=tokens,
                 logprobs=logprobs,
@@ -201,8 +199,9 @@ class DemoRoute(TokenRoute):
                 logprob_kind=kind if kind in LOGPROB_KINDS else None,
                 routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
             )
-            generations.append(generation)
-        return generations
+            for row, sampled, reason, spans, routed in zip(rows, *columns)
+            for tokens, logprobs in [_ids_and_logprobs(row, sampled, reply.where)]
+        ]
 
 
 class ChoicesRoute(TokenRoute):
@@ -287,7 +286,8 @@ def _ids_and_logprobs(row: Any, tokens: Any, where: str) -> tuple[list[int], lis
     """Tokens and logprobs (T,) of a row of {token id: logprob}, or of lists of these."""
     if tokens is not None and len(tokens) != len(row or []):
         raise TokensMissing(f"{where}: {len(tokens)} tokens with {len(row or [])} logprobs")
-    ids, logprobs = list[int](), list[float]()
+    ids: list[int] = []
+    logprobs: list[float] = []
     for t, position in enumerate(row or []):
         entry = position[0] if isinstance(position, list) else position
         token = next(iter(entry or [""])) if tokens is None else str(tokens[t])
